@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_runtime::switch::Switch;
@@ -20,6 +21,8 @@ pub(crate) struct Context {
     pub(crate) signals: Signals,
     pub(crate) flight: Flight,
     pub(crate) reporter: Reporter,
+    /// The other ranks hear of the end of this one over their channels, or learn that it does not come.
+    pub(crate) is_met: AtomicBool,
 }
 
 impl Context {

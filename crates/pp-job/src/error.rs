@@ -1,6 +1,7 @@
 //! Why a job failed, and the exit code for it.
 
-use std::any::Any;
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pp_contract::{Fault, FaultKind, PipelineError, Rank};
 use pp_runtime::stage::StageError;
@@ -179,12 +180,17 @@ impl From<anyhow::Error> for Error {
     }
 }
 
-/// The panic of `what`, such as `rank 1`. The panic itself has printed where it was.
-pub(crate) fn panicked(what: &str, panic: &(dyn Any + Send)) -> Error {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let why = text.unwrap_or("it does not say why");
-    Error::Other(anyhow::anyhow!("{what} panicked: {why}"))
+/// What `work` gives. A panic, of `who`, is an error; it has printed itself where it was.
+pub(crate) fn caught<T>(
+    who: impl Display,
+    work: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let why = text.unwrap_or("it does not say why");
+        Err(Error::Other(anyhow::anyhow!("{who} panicked: {why}")))
+    })
 }
 
 /// The exit code of a kind of fault.

@@ -119,22 +119,25 @@ impl Context {
 
     fn drain(self: &Arc<Self>, signal: u8) {
         let target = self.signals.state().target.clone();
-        let peers = match target {
-            SignalTarget::Process => Vec::new(),
-            SignalTarget::Peers(peers) => peers,
+        match target {
+            SignalTarget::Process => {
+                self.end_interrupted("set up", "interrupted before the ranks were ready")
+            }
             // The watch thread tells the other ranks: rank 0 drains, and they follow it.
             SignalTarget::Switch(switch) => {
                 // First: the drain may be done, and the process over, in no time.
                 self.say_once(signal);
-                return switch.request_drain(signal);
+                switch.request_drain(signal);
             }
-            SignalTarget::AwaitingReplacement | SignalTarget::Finished(_) => {
-                return self.say_once(signal);
-            }
-        };
-        let what = "interrupted before the ranks were ready";
+            SignalTarget::AwaitingReplacement | SignalTarget::Finished(_) => self.say_once(signal),
+        }
+    }
+
+    /// Ends this process, whose ranks are not connected, and tells those that it has met.
+    fn end_interrupted(self: &Arc<Self>, operation: &str, what: &str) -> ! {
+        let peers = self.signals.state().met.clone();
         let rank = if peers.is_empty() { RANK_0 } else { self.rank };
-        let fault = Fault::new(FaultKind::Interrupted, rank, "set up", what);
+        let fault = Fault::new(FaultKind::Interrupted, rank, operation, what);
         let deadline = Instant::now() + pp_runtime::times::SEND_WITHIN;
         for peer in peers {
             // One that cannot be told notices the end of the connection.
@@ -177,6 +180,6 @@ impl Context {
                 "aborted by a second interrupt, while a lost rank was awaited; what was in flight is lost"
             }
         };
-        self.end_with(&Fault::new(FaultKind::Interrupted, RANK_0, "run", what));
+        self.end_interrupted("run", what);
     }
 }

@@ -1,8 +1,8 @@
 //! The life of a job in one process: the supervisor's, a rank's, or that of a job of one process.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use pp_contract::pipeline::MAX_DEPTH;
@@ -14,7 +14,7 @@ use pp_transport::launch::{Launch, LocalJob};
 use crate::config::{Config, UNSET_LAUNCHER};
 use crate::context::Context;
 use crate::end::{end_now, leave, log_aside, say};
-use crate::error::{Error, panicked};
+use crate::error::{Error, caught};
 use crate::flight::Flight;
 use crate::interrupt::{Hearing, take_signals};
 use crate::rank::decline::join_to_abort;
@@ -25,8 +25,7 @@ use crate::{RANK_0, supervisor};
 /// Runs `program`, prints its error as one line and ends the process with the matching exit code. It does not return,
 /// so values that the caller holds are not dropped. Call it as the last expression of `main`.
 pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
-    let done = catch_unwind(AssertUnwindSafe(program));
-    let code = match done.unwrap_or_else(|panic| Err(panicked("the program", &*panic))) {
+    let code = match caught("the program", program) {
         Ok(()) => 0,
         Err(error) => {
             if !error.is_told() && !say(format!("pp: error: {error}")) {
@@ -123,7 +122,8 @@ impl<'a> Job<'a> {
 
     /// Runs the job to its end. In a rank it calls `rank`. Without a launcher, and if there is more than one rank, this
     /// process starts the same command line once for each rank, supervises the ranks, and never calls `rank`. So a program
-    /// without a launcher runs one such job: each rank would run all of them.
+    /// without a launcher runs one such job: each rank would run all of them. If `rank` fails or panics before
+    /// [`ThisRank::run`], the other ranks, which wait for it, are told why; but wrong usage they find themselves.
     ///
     /// # Errors
     /// What ended the job. The supervisor prints it, so that a job prints one line.
@@ -154,13 +154,8 @@ impl<'a> Job<'a> {
             }
         };
         log_aside(|| tracing::info!(pid = std::process::id(), "the rank starts"));
-        let reporter = Reporter::new(launch.rank(), self.config.supervisor.as_ref());
-        reporter.prepare_out_of_memory();
-        if self.config.heartbeat.is_some() {
-            reporter.live()?;
-        }
-        let flight = Flight::open(launch, self.config, &reporter)?;
-        let (context, _hearing) = self.context(reporter, flight)?;
+        let context = self.context(launch);
+        let (context, _hearing) = context.map_err(|error| join_to_abort(launch, error))?;
         context.reporter.tell(Report::SignalsReady);
         let this = ThisRank {
             context: &context,
@@ -170,7 +165,7 @@ impl<'a> Job<'a> {
             restarts: self.restarts,
             schedule: self.schedule,
         };
-        let done = context.catch(|| {
+        let done = context.catch(launch, || {
             rank(this)?;
             if launch.rank() == RANK_0 {
                 context.reporter.tell(Report::Finished);
@@ -182,17 +177,20 @@ impl<'a> Job<'a> {
     }
 
     /// What the parts of this rank share. It takes signals as long as the second value lives.
-    fn context(
-        &self,
-        reporter: Reporter,
-        flight: Flight,
-    ) -> Result<(Arc<Context>, Hearing), Error> {
+    fn context(&self, launch: &Launch) -> Result<(Arc<Context>, Hearing), Error> {
+        let reporter = Reporter::new(launch.rank(), self.config.supervisor.as_ref());
+        reporter.prepare_out_of_memory();
+        if self.config.heartbeat.is_some() {
+            reporter.live()?;
+        }
+        let flight = Flight::open(launch, self.config, &reporter)?;
         let context = Arc::new(Context {
             config: self.config.clone(),
             rank: reporter.rank,
             signals: Signals::new(),
             flight,
             reporter,
+            is_met: AtomicBool::new(false),
         });
         let hearing = take_signals(&context).context("cannot handle signals")?;
         Ok((context, hearing))
@@ -200,15 +198,19 @@ impl<'a> Job<'a> {
 }
 
 impl Context {
-    /// Does the work of this process. Its error is told, and an end that a signal asked for is one.
-    fn catch(&self, work: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        let done = catch_unwind(AssertUnwindSafe(work));
-        let own = format!("rank {}", self.rank);
-        let done = done.unwrap_or_else(|panic| Err(panicked(&own, &*panic)));
+    /// Does the work of this process. Its error is told, to ranks too that wait for it, and an end that a signal asked for
+    /// is one.
+    fn catch(
+        &self,
+        launch: &Launch,
+        work: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let done = caught(format_args!("rank {}", self.rank), work);
         match (done, self.signals.interrupted_by()) {
             (Ok(()), None) => Ok(()),
             (Ok(()), Some(signal)) => Err(Error::Interrupted(signal)),
-            (Err(error), _) => Err(self.settle(error)),
+            (Err(error), _) if self.is_met.load(Ordering::Relaxed) => Err(self.settle(error)),
+            (Err(error), _) => Err(self.settle(join_to_abort(launch, error))),
         }
     }
 }
@@ -258,11 +260,6 @@ impl ThisRank<'_> {
     #[must_use]
     pub fn launch(&self) -> &Launch {
         self.launch
-    }
-
-    /// Tells the other ranks, which would wait for this one, why it cannot take part, and returns the error.
-    pub fn decline(&self, error: Error) -> Error {
-        join_to_abort(self.launch, error)
     }
 }
 

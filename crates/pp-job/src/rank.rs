@@ -6,6 +6,8 @@ mod failover;
 pub(crate) mod join;
 mod restart;
 
+use std::sync::atomic::Ordering;
+
 use pp_contract::pipeline::EdgeKind;
 use pp_contract::{Fault, Pipeline, Rank};
 use pp_runtime::core::{FixedOrder, Order};
@@ -18,10 +20,9 @@ use pp_transport::host::EdgeShape;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use self::decline::join_to_abort;
 use self::join::{Briefing, JoinError, JoinedRank, Profile};
 use crate::RANK_0;
-use crate::error::Error;
+use crate::error::{Error, caught};
 use crate::job::ThisRank;
 use crate::program::{Finished, Opened, Program};
 
@@ -56,7 +57,7 @@ impl ThisRank<'_> {
             None => profile,
         };
         let bell = Bell::new().map_err(anyhow::Error::new);
-        let bell = bell.map_err(|error| self.decline(error.into()))?;
+        let bell = bell?;
         if self.restarts > 0 && self.rank() != RANK_0 {
             backend.load_ahead();
         }
@@ -71,6 +72,7 @@ impl ThisRank<'_> {
                     ..
                 }) if self.is_worth_a_restart(&fault) => {
                     if self.rank() == RANK_0 {
+                        self.context.is_met.store(false, Ordering::Relaxed);
                         break (None, None);
                     }
                 }
@@ -84,15 +86,11 @@ impl ThisRank<'_> {
                 }
             }
         };
-        let opened = self.open(briefed, &mut program, &bell);
+        let who = format!("rank {}", self.rank());
+        let opened = caught(who, || self.open(briefed, &mut program, &bell));
         let (stages, generation, briefing) = match opened {
             Ok(opened) => opened,
-            Err(error) => {
-                return Err(match joined {
-                    Some(joined) => joined.give_up(error),
-                    None => join_to_abort(self.launch, error),
-                });
-            }
+            Err(error) => return Err(give_up(joined, error)),
         };
         let options = RankOptions {
             restarts: self.restarts,
@@ -123,10 +121,7 @@ impl ThisRank<'_> {
             Err(error) => {
                 let text = pp_contract::with_source(&error);
                 let fault = Fault::new(error.fault_kind(), self.rank(), "lay out the edges", text);
-                return Err(match joined {
-                    Some(joined) => joined.give_up(fault.into()),
-                    None => join_to_abort(self.launch, fault.into()),
-                });
+                return Err(give_up(joined, fault.into()));
             }
         };
         for (at, _) in self
@@ -305,6 +300,14 @@ impl ThisRank<'_> {
         self.restarts > 0
             && self.pipeline.may_restart(fault.rank)
             && fault.kind.is_worth_a_restart()
+    }
+}
+
+/// Ends the job before it began: tells the ranks why that were met.
+fn give_up(joined: Option<JoinedRank>, error: Error) -> Error {
+    match joined {
+        Some(joined) => joined.give_up(error),
+        None => error,
     }
 }
 

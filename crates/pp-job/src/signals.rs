@@ -19,8 +19,6 @@ use crate::signal_names::name;
 pub(crate) enum SignalTarget {
     /// The process: nothing has been admitted that could be drained.
     Process,
-    /// The process and its peers: nothing has been admitted either.
-    Peers(Vec<ControlSender>),
     /// The switch of this rank.
     Switch(Switch),
     /// This rank waits for another that is started again.
@@ -33,6 +31,8 @@ pub(crate) enum SignalTarget {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) target: SignalTarget,
+    /// The peers that this rank has met and is not connected with: they are told why the process ends.
+    pub(crate) met: Vec<ControlSender>,
     /// The first signal. It asks for a drain, of whatever switch there is or comes.
     pub(crate) first: Option<u8>,
     /// When that came.
@@ -61,6 +61,7 @@ impl Signals {
     pub(crate) fn new() -> Self {
         Self(Arc::new(Mutex::new(State {
             target: SignalTarget::Process,
+            met: Vec::new(),
             first: None,
             since: None,
         })))
@@ -93,9 +94,7 @@ impl Signals {
         match &state.target {
             SignalTarget::Switch(switch) => switch.drain_signal(),
             SignalTarget::Finished(signal) => *signal,
-            SignalTarget::Process | SignalTarget::Peers(_) | SignalTarget::AwaitingReplacement => {
-                state.first
-            }
+            SignalTarget::Process | SignalTarget::AwaitingReplacement => state.first,
         }
     }
 
@@ -104,14 +103,14 @@ impl Signals {
         self.interrupted_by().unwrap_or(SIGINT as u8)
     }
 
-    /// Until [`Signals::attach`] names a switch, a signal ends the process, and these peers are told.
+    /// Until [`Signals::attach`] names a switch, these peers are told if a signal ends the process.
     pub(crate) fn set_up(&self, peers: Vec<ControlSender>) {
-        let mut state = self.state();
-        // A rank that waits for another to come again has something to drain. Earlier peers may have ended before they
-        // were connected, and these are the channels of those in their place.
-        if matches!(state.target, SignalTarget::Process | SignalTarget::Peers(_)) {
-            state.target = SignalTarget::Peers(peers);
-        }
+        self.state().met = peers;
+    }
+
+    /// This peer, too, is told.
+    pub(crate) fn meet(&self, peer: &ControlSender) {
+        self.state().met.push(peer.clone());
     }
 
     /// From now on signals go to this switch; so does a drain that was asked for before.
@@ -122,6 +121,7 @@ impl Signals {
             switch.request_drain(signal);
         }
         state.target = SignalTarget::Switch(switch.clone());
+        state.met.clear();
     }
 
     /// Rank 0 has its last result, early because of this signal, if any: a first signal that comes now changes

@@ -45,8 +45,6 @@ pub(crate) const KILLED_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) const TELL_EVERY: Duration = Duration::from_secs(5);
 /// Time between two such lines where a supervisor watches the ranks, which may load for long.
 pub(crate) const TELL_EVERY_SUPERVISED: Duration = Duration::from_secs(60);
-/// A rank that cannot take part looks for the others to tell them: they may be as early as it is.
-pub(crate) const DECLINE_WITHIN: Duration = Duration::from_secs(2);
 /// One step of setting up, mapping memory or the first connection of a machine, which reads its topology, included.
 pub(crate) const SET_UP_WITHIN: Duration = Duration::from_secs(30);
 /// A call of the transport, which issues work and returns: one that takes this long hangs.

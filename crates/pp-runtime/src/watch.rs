@@ -36,7 +36,8 @@ use std::time::{Duration, Instant};
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::backend::OnFrame;
 use pp_transport::control::{
-    ControlChannel, ControlReceiver, ControlSender, Message, Received, SocketKind, Tell,
+    ControlChannel, ControlError, ControlReceiver, ControlSender, Message, Received, SocketKind,
+    Tell,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -142,7 +143,8 @@ impl Drop for Handle {
 /// The watchdog of a rank that is being set up.
 ///
 /// # If dropped
-/// The thread ends, and the channels with it: to the peers this rank has died.
+/// The thread ends, and the channels with it. The peers are told the fault if there is one; otherwise this rank has died
+/// to them.
 #[derive(Debug)]
 pub struct SetUp {
     handle: Handle,
@@ -237,12 +239,39 @@ impl SetUp {
         }
     }
 
+    /// Sends this peer something.
+    ///
+    /// # Errors
+    /// It was not sent. If the peer is gone, the fault is why it ended, as far as it said so.
+    pub fn send(
+        &self,
+        peer: Rank,
+        operation: &str,
+        send: impl FnOnce(&ControlSender) -> Result<(), ControlError>,
+    ) -> Result<(), Fault> {
+        send(self.sender(peer)).map_err(|error| match error {
+            ControlError::PeerLost { .. } => self.wait(peer, operation, Core::why_lost),
+            error => self.fault().unwrap_or(error.fault(operation)),
+        })
+    }
+
     fn next(&self, peer: Rank, operation: &str) -> Result<Item, Fault> {
-        let (at, shared) = (self.place(peer), &self.handle.shared);
+        let at = self.place(peer);
+        self.wait(peer, operation, |core| core.take(at))
+    }
+
+    /// Waits until the core has this of the peer.
+    fn wait<T>(
+        &self,
+        peer: Rank,
+        operation: &str,
+        mut take: impl FnMut(&mut Core<Item>) -> Option<T>,
+    ) -> T {
+        let shared = &self.handle.shared;
         let mut state = shared.lock();
         loop {
-            if let Some(next) = state.core.take(at) {
-                return next;
+            if let Some(taken) = take(&mut state.core) {
+                return taken;
             }
             let every = self.tell.map_or(Duration::MAX, |tell| tell.every);
             let waited = shared.changed.wait_timeout(state, every);
@@ -301,7 +330,8 @@ impl SetUp {
 /// The watchdog of a rank whose driver runs.
 ///
 /// # If dropped
-/// Stops the thread without saying goodbye: to the peers this rank has died.
+/// Stops the thread without saying goodbye. The peers are told the fault of the switch if there is one; otherwise this
+/// rank has died to them.
 #[derive(Debug)]
 pub struct Watch {
     handle: Handle,
@@ -312,11 +342,21 @@ impl Watch {
     /// The driver is done. Says goodbye and waits, for a bounded time, until the peers have too;
     /// after a fault tells them its name instead.
     pub fn close(mut self) {
-        // The driver may have ended before the thread has seen why.
+        self.follow_switch();
+        self.handle.end(Event::Close);
+    }
+
+    /// The driver may have ended before the thread has seen why.
+    fn follow_switch(&self) {
         for event in said_by(&self.switch) {
             self.handle.shared.tell(event);
         }
-        self.handle.end(Event::Close);
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.follow_switch();
     }
 }
 

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 /// Ranks wait for each other, unless the user says otherwise: launchers start processes many seconds apart.
 pub const MEET_WITHIN: Duration = Duration::from_secs(60);
+/// A rank that cannot take part looks for the others to tell them: they may be as early as it is.
+pub const DECLINE_WITHIN: Duration = Duration::from_secs(2);
 /// A caller that has not proved who it is may hold a place for this long; an honest one needs two round trips.
 pub(crate) const STRANGER_WITHIN: Duration = Duration::from_secs(2);
 /// One attempt of a rank to reach rank 0 and be answered: rank 0, to which the rank is a stranger, gives up first.

@@ -90,8 +90,7 @@ pub(crate) fn words(args: &WordsArgs, env: &Env, fault: Option<OsString>) -> Res
     let config = Config::from_env(env.lookup())?;
     let job = Job::new(&config, &pipeline).depth(args.depth);
     job.run(|rank| {
-        let (backend, choice) = backend::choose_transport(args.transport, rank, env)
-            .map_err(|error| rank.decline(error))?;
+        let (backend, choice) = backend::choose_transport(args.transport, rank, env)?;
         if rank.rank() == Rank::new(0) {
             backend::say(choice.as_deref());
         }

@@ -107,8 +107,7 @@ pub(crate) fn link(args: &LinkArgs, env: &Env) -> Result<(), Error> {
     let config = Config::from_env(env.lookup())?;
     let job = Job::new(&config, &pipeline).depth(args.depth);
     job.run(|rank| {
-        let (backend, choice) = backend::choose_transport(args.transport, rank, env)
-            .map_err(|error| rank.decline(error))?;
+        let (backend, choice) = backend::choose_transport(args.transport, rank, env)?;
         if rank.rank() == Rank::new(0) {
             backend::say(choice.as_deref());
         }

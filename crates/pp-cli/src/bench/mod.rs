@@ -255,8 +255,7 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
     let job = Job::new(&config, &stages.pipeline).depth(stages.depth);
     job.run(|rank| {
         let payloads = Payloads::of(args)?;
-        let (backend, choice) = backend::choose_transport(args.transport, rank, env)
-            .map_err(|error| rank.decline(error))?;
+        let (backend, choice) = backend::choose_transport(args.transport, rank, env)?;
         let is_first = rank.rank() == Rank::new(0);
         if is_first {
             backend::say(choice.as_deref());

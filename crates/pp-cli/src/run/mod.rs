@@ -181,7 +181,7 @@ impl<'a> VideoJob<'a> {
                 (checked, _) => checked.map(|()| choice),
             }
         });
-        let mut choice = choice.map_err(|error| rank.decline(error))?;
+        let mut choice = choice?;
         let is_on_gpu = matches!(choice.backend, Backend::Gpu(_));
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let faster = placement::faster(args, pipeline.world_size().get(), is_on_gpu, cores);

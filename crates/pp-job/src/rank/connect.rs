@@ -123,9 +123,9 @@ impl JoinedRank {
             let text = with_source(&error);
             let operation = format!("connect over {}", backend.capabilities().name);
             let fault = Fault::new(error.fault_kind(), rank, &operation, text);
+            // The backend may learn first that a peer is gone, and says it in words of its own.
+            let _ = switch.verdict();
             if let Some(failover) = &failover {
-                // The backend may learn first that a peer is gone, and says it in words of its own.
-                let _ = switch.verdict();
                 failover.driver_is_back();
             }
             switch.raise(fault);
@@ -152,8 +152,10 @@ impl JoinedRank {
     }
 
     fn watch(self, bell: Bell, on_frame: Option<OnFrame>) -> Result<(Switch, Watch), Error> {
-        let internal = |e: std::io::Error| Error::from(anyhow::Error::new(e));
-        let switch = Switch::new(self.own, bell).map_err(internal)?;
+        let switch = match Switch::new(self.own, bell) {
+            Ok(switch) => switch,
+            Err(error) => return Err(self.give_up(anyhow::Error::new(error).into())),
+        };
         let context = Arc::clone(&self.context);
         let on_stuck = self.failover.map(|failover| -> OnStuck {
             Box::new(move |fault| failover.on_stuck_driver(&context, fault))
@@ -184,11 +186,6 @@ impl Neighbour<'_> {
         let remedy = "let .payloads() give the same on both ranks";
         compare(self, ("compare edges", "an edge"), &lines, remedy)
     }
-
-    /// Why it was lost, if more is known of it.
-    fn lost(&self, otherwise: Fault) -> Fault {
-        self.joined.set_up.fault().unwrap_or(otherwise)
-    }
 }
 
 impl Neighbours for JoinedRank {
@@ -216,8 +213,9 @@ impl Peer for Neighbour<'_> {
 
     fn send(&self, body: &[u8]) -> Result<(), Fault> {
         let deadline = Instant::now() + times::SET_UP_WITHIN;
-        let sent = self.sender().send(&Message::Frame(body), deadline);
-        sent.map_err(|e| self.lost(e.fault("set up")))
+        let set_up = &self.joined.set_up;
+        let frame = Message::Frame(body);
+        set_up.send(self.rank, "set up", |to| to.send(&frame, deadline))
     }
 
     fn receive(&mut self, operation: &'static str) -> Result<Vec<u8>, Fault> {
@@ -226,8 +224,9 @@ impl Peer for Neighbour<'_> {
 
     fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Fault> {
         let deadline = Instant::now() + times::SET_UP_WITHIN;
-        let sent = self.sender().send_fds(fds, deadline);
-        sent.map_err(|e| self.lost(e.fault("pass shared memory")))
+        let set_up = &self.joined.set_up;
+        let send = |to: &ControlSender| to.send_fds(fds, deadline);
+        set_up.send(self.rank, "pass shared memory", send)
     }
 
     fn receive_fds(&mut self) -> Result<Vec<OwnedFd>, Fault> {

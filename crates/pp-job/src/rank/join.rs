@@ -1,6 +1,7 @@
 //! How a rank joins a job: it meets the other ranks, agrees with them, and learns what rank 0 found in the input.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -10,13 +11,13 @@ use pp_contract::{
 use pp_runtime::watch::{SetUp, WatchOptions};
 use pp_transport::backend::Backend;
 use pp_transport::control::{
-    ControlChannel, Message, RendezvousOptions, Tell, agree, introduce, rendezvous,
+    ControlChannel, ControlSender, Message, OnMet, RendezvousOptions, Tell, agree, introduce,
+    rendezvous,
 };
 use pp_transport::launch::Launch;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::decline::join_to_abort;
 use super::failover::Failover;
 use crate::context::Context;
 use crate::end::say_aside;
@@ -125,7 +126,7 @@ pub(crate) fn join<P: Plan, B: Backend>(
 ) -> Result<JoinedRank, JoinError> {
     let (context, launch) = (this.context, this.launch);
     let rank = launch.rank();
-    let hello = hello::<P>(launch, backend, profile).map_err(|e| join_to_abort(launch, e))?;
+    let hello = hello::<P>(launch, backend, profile)?;
     let tell = Some(Tell {
         every: if context.is_supervised() {
             times::TELL_EVERY_SUPERVISED
@@ -134,9 +135,13 @@ pub(crate) fn join<P: Plan, B: Backend>(
         },
         take: |line| say_aside(format!("pp: {line}")),
     });
+    let signals = context.signals.clone();
+    signals.set_up(Vec::new());
+    context.is_met.store(true, Ordering::Relaxed);
     let options = RendezvousOptions {
         timeout: within,
         tell,
+        on_met: Some(OnMet(Arc::new(move |peer| signals.meet(peer)))),
         ..RendezvousOptions::default()
     };
     let mut peers = rendezvous(launch, &options).map_err(|error| JoinError {
@@ -215,11 +220,9 @@ impl JoinedRank {
         let body = serde_json::to_vec(briefing).map_err(anyhow::Error::new)?;
         for peer in &self.peers {
             let deadline = Instant::now() + times::SET_UP_WITHIN;
-            let sent = self
-                .set_up
-                .sender(*peer)
-                .send(&Message::Frame(&body), deadline);
-            sent.map_err(|e| self.set_up.fault().unwrap_or(e.fault("set up")))?;
+            let frame = Message::Frame(&body);
+            let send = |to: &ControlSender| to.send(&frame, deadline);
+            self.set_up.send(*peer, "set up", send)?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, Generation, Pipeline, Plan, Rank};
+use pp_contract::{Fault, FaultKind, Generation, Pipeline, Plan, Rank};
 use pp_runtime::driver::{Driven, RankRun};
 use pp_runtime::stage::Source;
 use pp_transport::backend::{Backend, EdgeEnd, End};
@@ -24,7 +24,7 @@ use super::failover::Failover;
 use super::join::{Briefing, JoinError, JoinedRank, Profile, join};
 use crate::RANK_0;
 use crate::end::{log_aside, say_aside};
-use crate::error::Error;
+use crate::error::{Error, caught};
 use crate::job::ThisRank;
 use crate::reports::{Report, TargetProcess};
 
@@ -113,7 +113,17 @@ where
                 for (at, group) in groups {
                     run.attach_group(at, group);
                 }
-                let mut driven = run.drive(&switch);
+                let who = format_args!("rank {}", this.rank());
+                let driven = caught(who, || Ok(run.drive(&switch)));
+                let (mut driven, panic) = match driven {
+                    Ok(driven) => (driven, None),
+                    Err(panic) => {
+                        // To the others this rank has died; another process may do better.
+                        let fault = Fault::new(FaultKind::PeerDied, this.rank(), "run", &panic);
+                        switch.raise(fault.clone());
+                        (Err(fault), Some(panic))
+                    }
+                };
                 if let Some(failover) = &failover {
                     failover.driver_is_back();
                     // Only rank 0 knows whether all will meet again, once its driver is back.
@@ -136,6 +146,9 @@ where
                 if driven.is_err() {
                     // Whether it failed is told by the drop of each.
                     let _ = aborts.abort("the job failed");
+                }
+                if let Some(panic) = panic {
+                    return Err(panic);
                 }
                 match driven.map_err(|fault| used_up(fault, &causes, restarts, is_supervised))? {
                     Driven::Finished => {

@@ -1,5 +1,5 @@
 //! Jobs whose ranks are threads of one process: each closure runs on its own rank alone, no job knows of another, and
-//! a rank says why it takes no part.
+//! a rank that ends says why.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -29,12 +29,20 @@ fn config(job: &LocalJob, rank: Rank) -> Config {
     config
 }
 
-/// Runs one rank of a job whose middle stage fails at this chunk; all stages in this process without a rank.
+/// What is wrong with the middle stage, the last two at this chunk.
+#[derive(Clone, Copy)]
+enum Wrong {
+    PanicsAtStart,
+    Panics(u64),
+    Fails(u64),
+}
+
+/// Runs one rank of a job with this middle stage; all stages in this process without a rank.
 fn rank(
     job: &LocalJob,
     rank: Option<Rank>,
     calls: &Calls,
-    fails_at: Option<u64>,
+    wrong: Option<Wrong>,
 ) -> Result<(), Error> {
     let count = |calls: &AtomicU32| calls.fetch_add(1, Ordering::Relaxed);
     let (config, pipeline) = match rank {
@@ -59,12 +67,16 @@ fn rank(
         .payloads(|_, ()| 64)
         .stage("b", |_, ()| {
             count(&calls.stage);
+            assert!(!matches!(wrong, Some(Wrong::PanicsAtStart)), "asked for");
             Ok(OnHost::new(
                 |chunk: Chunk<'_, Toy>, _: &[u8], _: &mut [u8]| {
                     count(&calls.worked);
-                    match fails_at {
-                        Some(at) if chunk.message.plan().0 == at => {
+                    match wrong {
+                        Some(Wrong::Fails(at)) if chunk.message.plan().0 == at => {
                             Err(StageError::new(FaultKind::Io, "compute", "asked for"))
+                        }
+                        Some(Wrong::Panics(at)) if chunk.message.plan().0 == at => {
+                            panic!("asked for")
                         }
                         _ => Ok(done(chunk.message, Manifest::empty())),
                     }
@@ -90,8 +102,8 @@ fn each_closure_runs_once_on_its_own_rank_and_one_job_does_not_end_the_other() {
     let done = thread::scope(|scope| {
         let start = |at: usize| {
             let (job, calls) = (&jobs[at / 2], &calls[at]);
-            let fails_at = (at / 2 == 1).then_some(3);
-            scope.spawn(move || rank(job, Some(Rank::new(at as u32 % 2)), calls, fails_at))
+            let wrong = (at / 2 == 1).then_some(Wrong::Fails(3));
+            scope.spawn(move || rank(job, Some(Rank::new(at as u32 % 2)), calls, wrong))
         };
         [0, 1, 2, 3].map(start).map(|thread| thread.join().unwrap())
     });
@@ -121,7 +133,7 @@ fn each_closure_runs_once_on_its_own_rank_and_one_job_does_not_end_the_other() {
 #[test]
 fn a_stage_that_fails_in_a_job_of_one_rank_ends_it_with_its_words() {
     let job = &LocalJob::new(WorldSize::new(2).unwrap());
-    let error = rank(job, None, &Calls::default(), Some(1)).unwrap_err();
+    let error = rank(job, None, &Calls::default(), Some(Wrong::Fails(1))).unwrap_err();
     let Error::Fault(fault) = &error else {
         panic!("{error}");
     };
@@ -131,20 +143,36 @@ fn a_stage_that_fails_in_a_job_of_one_rank_ends_it_with_its_words() {
 }
 
 #[test]
-fn a_rank_that_declines_tells_the_other_why_whatever_the_error_is() {
-    let job = &LocalJob::new(WorldSize::new(2).unwrap());
-    let told = thread::scope(|scope| {
-        scope.spawn(|| {
-            let error = Error::Other(anyhow::anyhow!("no weights"));
-            let (config, pipeline) = (config(job, Rank::new(1)), PAIR.parse().unwrap());
-            let ended = Job::new(&config, &pipeline).run(|this| Err(this.decline(error)));
-            ended.unwrap_err()
+fn a_rank_that_fails_or_panics_at_any_moment_tells_the_other_why() {
+    let early = |job: &LocalJob, panics: bool| {
+        let (config, pipeline) = (config(job, Rank::new(1)), PAIR.parse().unwrap());
+        Job::new(&config, &pipeline).run(|_| match panics {
+            true => panic!("asked for"),
+            false => Err(anyhow::anyhow!("asked for").into()),
+        })
+    };
+    let late = |job: &LocalJob, wrong| rank(job, Some(Rank::new(1)), &Calls::default(), wrong);
+    type Ends<'a> = &'a (dyn Fn(&LocalJob) -> Result<(), Error> + Sync);
+    let ends: [(&str, Ends<'_>); 4] = [
+        ("an error before it runs", &|job| early(job, false)),
+        ("a panic before it runs", &|job| early(job, true)),
+        ("a stage that panics at its start", &|job| {
+            late(job, Some(Wrong::PanicsAtStart))
+        }),
+        ("a stage that panics at a chunk", &|job| {
+            late(job, Some(Wrong::Panics(3)))
+        }),
+    ];
+    for (how, end) in ends {
+        let job = &LocalJob::new(WorldSize::new(2).unwrap());
+        let told = thread::scope(|scope| {
+            scope.spawn(|| end(job).unwrap_err());
+            rank(job, Some(Rank::new(0)), &Calls::default(), None).unwrap_err()
         });
-        rank(job, Some(Rank::new(0)), &Calls::default(), None).unwrap_err()
-    });
-    let text = told.to_string();
-    assert!(
-        text.contains("rank 1") && text.contains("no weights"),
-        "{text}"
-    );
+        let text = told.to_string();
+        assert!(
+            text.contains("rank 1") && text.contains("asked for"),
+            "{how}: {text}"
+        );
+    }
 }

@@ -51,11 +51,7 @@ where
             return Ok(Driven::Finished);
         };
         let may_go_on = self.core.ending() != Ending::Aborted && self.options.keeps();
-        let fault = match switch.fault() {
-            Some(first) => first.clone(),
-            None if may_go_on => verdict(fault, switch),
-            None => fault,
-        };
+        let fault = verdict(fault, switch, may_go_on);
         switch.raise(fault.clone());
         let is_lost = may_go_on
             && fault.kind.is_worth_a_restart()
@@ -204,10 +200,39 @@ where
     }
 }
 
-/// An edge that fails may have lost its peer. Then the watchdog says so.
-fn verdict(fault: Fault, switch: &Switch) -> Fault {
-    let unclear = matches!(fault.kind, FaultKind::Device | FaultKind::TimedOut)
-        && fault.rank == switch.rank();
-    let verdict = unclear.then(|| switch.verdict()).flatten();
-    verdict.cloned().unwrap_or(fault)
+/// The first fault of the job, where that is known. An edge that fails may have lost its peer, whose reason the watchdog
+/// reads.
+fn verdict(fault: Fault, switch: &Switch, may_go_on: bool) -> Fault {
+    let unclear = match fault.kind {
+        FaultKind::PeerDied => !switch.has_left(fault.rank),
+        FaultKind::Device | FaultKind::TimedOut => may_go_on && fault.rank == switch.rank(),
+        _ => false,
+    };
+    let first = if unclear {
+        switch.verdict()
+    } else {
+        switch.fault()
+    };
+    first.cloned().unwrap_or(fault)
+}
+
+#[cfg(test)]
+mod tests {
+    use pp_contract::Rank;
+    use pp_transport::bell::Bell;
+
+    use super::*;
+
+    #[test]
+    fn a_lane_that_breaks_waits_for_the_reason_of_the_peer() {
+        let [own, peer] = [0, 1].map(Rank::new);
+        let guess = Fault::new(FaultKind::PeerDied, peer, "send", "the lane is broken");
+        let reason = Fault::new(FaultKind::Plugin, peer, "stage", "out of cheese");
+        let switch = Switch::new(own, Bell::new().unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            let found = scope.spawn(|| verdict(guess.clone(), &switch, false));
+            switch.lose_peer(reason.clone());
+            assert_eq!(found.join().unwrap(), reason);
+        });
+    }
 }

@@ -42,7 +42,7 @@ pub(super) enum Event<'a, T> {
     LiveOn,
     /// The driver is done.
     Close,
-    /// The watch ends without a goodbye.
+    /// The watch ends without a goodbye; a fault is told before.
     Drop,
     /// Time has passed.
     Tick,
@@ -201,7 +201,10 @@ impl<T> Core<T> {
             Event::Served => self.is_served = true,
             Event::LiveOn => self.is_spared = true,
             Event::Close => self.close(now),
-            Event::Drop => self.phase = Phase::Over,
+            Event::Drop => {
+                self.tell(now);
+                self.phase = Phase::Over;
+            }
             Event::Tick => self.tick(now),
         }
         self.tell(now);
@@ -213,6 +216,11 @@ impl<T> Core<T> {
         // What was said before the end counts.
         let item = self.peers[at].items.pop_front();
         item.map(Ok).or_else(|| self.take_fault().map(Err))
+    }
+
+    /// Why a peer that takes nothing any more is lost; none until its channel was read to the end, where its reason stands.
+    pub(super) fn why_lost(&mut self) -> Option<Fault> {
+        self.take_fault()
     }
 
     /// The fault, if there is one; the caller that gets it ends this rank.

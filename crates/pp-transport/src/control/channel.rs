@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
-use pp_contract::Rank;
+use pp_contract::{Fault, Rank};
 use rustix::event::PollFlags;
 use rustix::process::Pid;
 
@@ -99,6 +99,23 @@ impl ControlChannel {
         &mut self.receiver
     }
 
+    /// Sends one message, as [`ControlSender::send`] does.
+    ///
+    /// # Errors
+    /// The fault that this is. Of a peer that is gone it is the reason that the peer gave, if it gave one.
+    pub(super) fn tell(
+        &mut self,
+        message: &Message<'_>,
+        operation: &str,
+        deadline: Instant,
+    ) -> Result<(), Fault> {
+        let sent = self.sender.send(message, deadline);
+        sent.map_err(|error| {
+            let reason = self.receiver.reason();
+            reason.unwrap_or_else(|| error.fault(operation))
+        })
+    }
+
     /// Both halves, for two threads.
     #[must_use]
     pub fn split(self) -> (ControlSender, ControlReceiver) {
@@ -142,6 +159,8 @@ enum Turn {
     Done,
     /// Cut in the middle of a frame.
     Broken,
+    /// The peer is gone.
+    Lost,
 }
 
 impl ControlSender {
@@ -230,10 +249,14 @@ impl ControlSender {
                 self.give_back(Turn::Free(sealer));
                 Ok(())
             }
-            // A sealed frame that did not go out whole leaves the peer waiting for the rest.
             Err(error) => {
-                self.give_back(Turn::Broken);
-                Err(self.failed(error, started))
+                let error = self.failed(error, started);
+                self.give_back(match error {
+                    ControlError::PeerLost { .. } => Turn::Lost,
+                    // A sealed frame that did not go out whole leaves the peer waiting for the rest.
+                    _ => Turn::Broken,
+                });
+                Err(error)
             }
         }
     }
@@ -282,21 +305,19 @@ impl ControlSender {
         if is_early(&writing) {
             return Err(self.late(started));
         }
-        let turn = &mut writing.turn;
-        match std::mem::replace(turn, Turn::Taken) {
-            Turn::Free(sealer) => Ok(sealer),
-            Turn::Taken => Err(self.late(started)),
+        let rank = self.shared.peer;
+        let (turn, error) = match std::mem::replace(&mut writing.turn, Turn::Taken) {
+            Turn::Free(sealer) => return Ok(sealer),
+            Turn::Taken => return Err(self.late(started)),
             Turn::Done => {
-                *turn = Turn::Done;
-                Err(self.misuse("nothing can be sent after a goodbye".into()))
+                let what = "nothing can be sent after a goodbye";
+                (Turn::Done, self.misuse(what.into()))
             }
-            Turn::Broken => {
-                *turn = Turn::Broken;
-                Err(ControlError::Broken {
-                    rank: self.shared.peer,
-                })
-            }
-        }
+            Turn::Broken => (Turn::Broken, ControlError::Broken { rank }),
+            Turn::Lost => (Turn::Lost, ControlError::PeerLost { rank, source: None }),
+        };
+        writing.turn = turn;
+        Err(error)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Writing> {
@@ -372,6 +393,17 @@ impl ControlReceiver {
             return Ok(None);
         }
         self.message().map(Some)
+    }
+
+    /// Why the peer ended, if it said so and that was not read yet; what it said before is dropped.
+    pub(super) fn reason(&mut self) -> Option<Fault> {
+        loop {
+            match self.try_recv() {
+                Ok(Some(Message::Abort(why))) => return Some(why),
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => return None,
+            }
+        }
     }
 
     /// The next message, or [`ControlError::TimedOut`] at the deadline.

@@ -45,13 +45,12 @@ fn preside(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<He
     let deadline = deadline.max(Instant::now() + VERDICT_LATER);
     match verdict {
         Ok((hellos, encoded)) => {
-            let told = peers.iter().try_for_each(|channel| {
-                let tell = |message: Message<'_>| channel.sender().send(&message, deadline);
+            let told = peers.iter_mut().try_for_each(|channel| {
+                let mut tell = |message| channel.tell(&message, OPERATION, deadline);
                 encoded
                     .iter()
                     .try_for_each(|hello| tell(Message::Hello(hello)))
                     .and_then(|()| tell(Message::Verdict(&[])))
-                    .map_err(|error| error.fault(OPERATION))
             });
             if let Err(fault) = &told {
                 peers.tell(fault);

@@ -30,7 +30,7 @@ pub use fds::MAX_FDS;
 pub use handshake::agree;
 pub use message::Message;
 pub use rendezvous::{
-    Peers, RendezvousError, RendezvousOptions, Tell, TurnedAway, introduce, rendezvous,
+    OnMet, Peers, RendezvousError, RendezvousOptions, Tell, TurnedAway, introduce, rendezvous,
 };
 pub use secure::MAX_MESSAGE_BYTES;
 pub use socket::SocketKind;

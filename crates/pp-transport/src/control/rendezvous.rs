@@ -31,7 +31,7 @@ pub(super) use self::error::MEETING_RANK;
 pub use self::error::{RendezvousError, TurnedAway};
 pub use self::introduce::introduce;
 use self::listen::Listener;
-pub use self::waiting::{RendezvousOptions, Tell};
+pub use self::waiting::{OnMet, RendezvousOptions, Tell};
 use super::channel::ControlChannel;
 use super::message::Message;
 use super::secure::JobKey;

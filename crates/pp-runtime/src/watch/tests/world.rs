@@ -31,6 +31,8 @@ enum Step {
     /// It is inside its input or a library.
     Loads,
     Sends,
+    /// What it sent was not taken: it waits for why the peer is gone.
+    Loses,
     Takes,
     HandsOver,
     Drives,
@@ -300,7 +302,16 @@ impl World {
 
     /// The process is gone.
     fn ends(&mut self, at: usize, end: End) {
-        let is_owed = self.is_owed_the_fault(at) && !self.ranks[at].was_busy;
+        let told_last = matches!(self.ranks[at].step, Step::Fails(_));
+        let is_owed = self.is_owed_the_fault(at) && (told_last || !self.ranks[at].was_busy);
+        if let End::Failed(why) | End::Stuck(why) = &end {
+            let is_guess = why.kind == FaultKind::PeerDied && why.rank.get() as usize == 1 - at;
+            let told = &self.ranks[1 - at].told;
+            assert!(
+                !is_guess || told.is_none(),
+                "the reason lies unread: {told:?}"
+            );
+        }
         let me = &mut self.ranks[at];
         if let Some((fault, _)) = &me.first
             && end != End::Killed
@@ -322,7 +333,7 @@ impl World {
     fn can_act(&self, at: usize) -> bool {
         let [me, peer] = [&self.ranks[at], &self.ranks[1 - at]];
         match &me.step {
-            Step::Takes => !me.sleeps,
+            Step::Takes | Step::Loses => !me.sleeps,
             Step::Drives => {
                 let driver = me.driver.as_ref().expect("it runs");
                 // Rank 0 once rank 1 runs, and rank 1 once rank 0 needs it no more.
@@ -346,12 +357,11 @@ impl World {
                     self.happens(at, Event::LiveOn);
                 }
             }
-            Step::Sends if peer_has_ended => {
-                // Why the peer was lost, if more is known of it.
-                let fault = me.core.take_fault();
-                let fault = fault.unwrap_or_else(|| fault_of(1 - at, FaultKind::PeerDied));
-                self.fails(at, fault);
-            }
+            Step::Sends if peer_has_ended => me.step = Step::Loses,
+            Step::Loses => match me.core.why_lost() {
+                None => me.sleeps = true,
+                Some(fault) => self.fails(at, fault),
+            },
             Step::Sends => {
                 me.goes_to_next(at);
                 self.ranks[1 - at].inbox.push_back(Sent::Item(at as u8));
@@ -384,7 +394,10 @@ impl World {
                 self.follow_driver(at);
                 self.happens(at, Event::Close);
             }
-            Step::Fails(fault) => self.ends(at, End::Failed(fault)),
+            Step::Fails(fault) => {
+                self.happens(at, Event::Drop);
+                self.ends(at, End::Failed(fault));
+            }
             Step::Closes(_) => unreachable!("its thread goes on"),
         }
     }

@@ -135,8 +135,6 @@ pub enum RendezvousError {
         whom: Rank,
         /// Its words.
         reason: String,
-        /// Whether it had let this rank join before: then the meeting came to nothing.
-        had_joined: bool,
     },
     /// The program that answers in rank 0's place says, again and again, that this rank's proof
     /// does not hold there.
@@ -174,7 +172,7 @@ pub enum RendezvousError {
         /// What to do.
         remedy: &'static str,
     },
-    /// The meeting is not wanted any more.
+    /// A rank has ended the meeting, and said why: a rank that takes no part, or the rank to meet.
     #[error(transparent)]
     Ended(#[from] Fault),
     /// The system failed otherwise.
@@ -200,13 +198,7 @@ impl RendezvousError {
     /// Whether rank 0 had let this rank join, and waited for another in vain.
     #[must_use]
     pub fn is_dismissal(&self) -> bool {
-        matches!(
-            self,
-            Self::Refused {
-                had_joined: true,
-                ..
-            }
-        )
+        matches!(self, Self::Ended(fault) if fault.kind == FaultKind::TimedOut)
     }
 
     /// The fault this is. `own` is blamed when no other rank can be.

@@ -15,14 +15,14 @@ use super::listen::{Accepted, Listener};
 use super::waiting::{RendezvousOptions, Waiting};
 use crate::control::channel::ControlChannel;
 use crate::control::frame::{FrameError, FrameReader, ReadProgress};
-use crate::control::message::kind as wire;
+use crate::control::message::{Message, kind as wire};
 use crate::control::secure::{
     Answerer, Forged, JobKey, MAX_CALL_BYTES, MIN_CALL_BYTES, MIN_SEALED_BYTES, NOT_OURS, Session,
     claimed_rank, notice,
 };
 use crate::control::socket::{Connected, SocketKind, poll_until};
 use crate::launch::Launch;
-use crate::times::WANTED_LOOK_EVERY;
+use crate::times::{DECLINE_WITHIN, WANTED_LOOK_EVERY};
 
 /// Callers taken from one listener before the others get their turn.
 const ACCEPT_AT_ONCE: usize = 16;
@@ -68,11 +68,17 @@ pub(super) fn gather<'a>(
         listeners,
         pending: Vec::new(),
         joined: BTreeMap::new(),
+        left: BTreeSet::new(),
+        over: options.declines.clone(),
         turned_away: TurnedAway::default(),
     };
-    let result = meeting.run().and_then(|()| meeting.welcome());
+    let met = meeting.run();
+    let result = match meeting.over.take() {
+        Some(why) => Err(why.into()),
+        None => met.and_then(|()| meeting.welcome()),
+    };
     if let Err(error) = &result {
-        meeting.dismiss(&error.to_string());
+        meeting.dismiss(error.fault(launch.rank()));
     }
     if meeting.turned_away != TurnedAway::default() {
         tracing::info!(callers = %meeting.turned_away, "strangers at the rendezvous");
@@ -116,6 +122,10 @@ struct Meeting<'a> {
     /// In the order they came.
     pending: Vec<Pending>,
     joined: BTreeMap<Rank, ControlChannel>,
+    /// Of those that have joined, the ones that have left again.
+    left: BTreeSet<Rank>,
+    /// Why a rank has ended the meeting. Those that come all the same are told.
+    over: Option<Fault>,
     turned_away: TurnedAway,
 }
 
@@ -151,7 +161,7 @@ enum Why {
 
 impl Meeting<'_> {
     fn run(&mut self) -> Result<(), RendezvousError> {
-        let end = self.started + self.options.timeout;
+        let mut end = self.started + self.options.timeout;
         let mut waiting = Waiting::new(self.options, self.started);
         while self.joined.len() < self.door.awaited.len() {
             let now = Instant::now();
@@ -167,11 +177,18 @@ impl Meeting<'_> {
             let look = self.stop.is_some().then_some(now + WANTED_LOOK_EVERY);
             let wake = deadlines.chain(waiting.next).chain(look).min();
             let ready = self.wait(wake.map_or(end, |wake| wake.min(end)))?;
-            if let Some(rank) = ready.left {
-                return Err(RendezvousError::RankLeft {
-                    rank,
-                    world_size: self.door.world_size,
-                });
+            if let Some(rank) = ready.joined
+                && let Some(left) = self.hear_joined(rank)
+            {
+                self.left.insert(rank);
+                match left {
+                    RendezvousError::Ended(why) if self.over.is_none() => {
+                        self.over = Some(why);
+                        end = end.min(now + DECLINE_WITHIN);
+                    }
+                    _ if self.over.is_some() => {}
+                    left => return Err(left),
+                }
             }
             // From the last to the first, so that taking one out leaves the other indices right.
             for index in ready.callers.into_iter().rev() {
@@ -191,8 +208,10 @@ impl Meeting<'_> {
         fds.extend(self.listeners.iter().map(|l| PollFd::new(l, PollFlags::IN)));
         let callers = self.pending.iter();
         fds.extend(callers.map(|caller| PollFd::new(&caller.to.socket, PollFlags::IN)));
-        let joined = self.joined.values();
-        fds.extend(joined.map(|channel| PollFd::new(channel, PollFlags::RDHUP)));
+        let here = |rank: &&Rank| !self.left.contains(*rank);
+        let here: Vec<Rank> = self.joined.keys().filter(here).copied().collect();
+        let joined = here.iter().map(|rank| &self.joined[rank]);
+        fds.extend(joined.map(|channel| PollFd::new(channel, PollFlags::IN)));
         poll_until(&mut fds, until)?;
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let which = |fds: &[PollFd<'_>]| {
@@ -201,12 +220,23 @@ impl Meeting<'_> {
         };
         let (rest, joined) = fds.split_at(listeners + pending);
         let (new, known) = rest.split_at(listeners);
-        let left = joined.iter().position(is_ready);
+        let joined = joined.iter().position(is_ready);
         Ok(Ready {
             listeners: which(new),
             callers: which(known),
-            left: left.and_then(|index| self.joined.keys().nth(index).copied()),
+            joined: joined.map(|index| here[index]),
         })
+    }
+
+    /// Why a rank that has joined leaves, if it does. It has nothing else to say before all have joined.
+    fn hear_joined(&mut self, rank: Rank) -> Option<RendezvousError> {
+        let channel = self.joined.get_mut(&rank)?;
+        let world_size = self.door.world_size;
+        match channel.receiver().try_recv() {
+            Ok(None) => None,
+            Ok(Some(Message::Abort(why))) => Some(why.into()),
+            _ => Some(RendezvousError::RankLeft { rank, world_size }),
+        }
     }
 
     fn accept(&mut self, listener: usize) -> io::Result<()> {
@@ -298,6 +328,7 @@ impl Meeting<'_> {
             Entry::Vacant(free) => {
                 if tell(wire::JOINED, &[]) {
                     tracing::debug!(rank = rank.get(), ?kind, "joined");
+                    self.options.has_met(channel.sender());
                     free.insert(channel);
                 }
             }
@@ -354,26 +385,25 @@ impl Meeting<'_> {
         self.listeners.clear();
         self.pending.clear();
         let soon = Instant::now() + self.options.stranger_timeout;
-        for (rank, channel) in &self.joined {
-            channel
-                .sender()
-                .send_raw(wire::WELCOME, &[], None, soon)
-                .map_err(|_| RendezvousError::RankLeft {
-                    rank: *rank,
-                    world_size: self.door.world_size,
-                })?;
+        let ranks: Vec<Rank> = self.joined.keys().copied().collect();
+        for rank in ranks {
+            let to = self.joined[&rank].sender();
+            if to.send_raw(wire::WELCOME, &[], None, soon).is_err() {
+                let world_size = self.door.world_size;
+                let left = self.hear_joined(rank);
+                return Err(left.unwrap_or(RendezvousError::RankLeft { rank, world_size }));
+            }
         }
         Ok(())
     }
 
     /// Tells those who wait why it came to nothing.
-    fn dismiss(&self, reason: &str) {
+    fn dismiss(&self, why: Fault) {
         let soon = Instant::now() + crate::times::SMALL_WRITE_WITHIN;
+        let why = Message::Abort(why);
         for channel in self.joined.values() {
             // One that is gone needs no reason.
-            let _ = channel
-                .sender()
-                .send_raw(wire::REFUSED, reason.as_bytes(), None, soon);
+            let _ = channel.sender().send(&why, soon);
         }
     }
 
@@ -416,7 +446,7 @@ impl Meeting<'_> {
 struct Ready {
     listeners: Vec<usize>,
     callers: Vec<usize>,
-    left: Option<Rank>,
+    joined: Option<Rank>,
 }
 
 impl Pending {

@@ -30,7 +30,7 @@ use crate::control::secure::JobKey;
 use crate::control::socket::poll_until;
 use crate::launch::{Address, JobSecret, Launch};
 use crate::random::random_bytes;
-use crate::times::{SMALL_WRITE_WITHIN, VERDICT_LATER};
+use crate::times::VERDICT_LATER;
 
 const OPERATION: &str = "introduce";
 
@@ -57,10 +57,16 @@ fn internal(own: Rank, what: impl std::fmt::Display) -> Fault {
     Fault::new(FaultKind::Internal, own, OPERATION, what)
 }
 
-fn say(to: &ControlSender, words: &Words, deadline: Instant) -> Result<(), Fault> {
-    let body = postcard::to_allocvec(words).map_err(|error| internal(to.peer(), error))?;
-    let sent = to.send(&Message::Introduce(&body), deadline);
-    sent.map_err(|error| error.fault(OPERATION))
+fn encoded(own: Rank, words: &Words) -> Result<Vec<u8>, Fault> {
+    postcard::to_allocvec(words).map_err(|error| internal(own, error))
+}
+
+/// Says words to a rank.
+fn say(peers: &mut Peers, to: Rank, words: &Words, deadline: Instant) -> Result<(), Fault> {
+    let body = encoded(peers.rank, words)?;
+    let missing = || internal(peers.rank, format!("no channel to rank {to}"));
+    let channel = peers.channels.get_mut(&to).ok_or_else(missing)?;
+    channel.tell(&Message::Introduce(&body), OPERATION, deadline)
 }
 
 /// Gives the two ranks of each pair a channel of their own, which [`Peers::take`] has afterwards. All ranks call this
@@ -80,13 +86,23 @@ pub fn introduce(
     }
     let own = peers.rank();
     let count = pairs.iter().filter(|(a, b)| *a == own || *b == own).count();
-    let result = attend(peers, launch, count, deadline);
-    if let (Err(fault), Some(channel)) = (&result, peers.get_mut(MEETING_RANK)) {
-        // Rank 0 may be gone, or know it already.
-        let soon = Instant::now() + SMALL_WRITE_WITHIN;
-        let _ = channel.sender().send(&Message::Abort(fault.clone()), soon);
+    let mut ear = Ear::default();
+    let Err(own) = attend(peers, &mut ear, launch, count, deadline) else {
+        return Ok(());
+    };
+    if ear.is_over {
+        return Err(own);
     }
-    result
+    let soon = Instant::now() + VERDICT_LATER;
+    // Rank 0 may be gone. Otherwise it says which fault was the first, perhaps that of the rank that left this one.
+    let _ = sender(peers, MEETING_RANK)?.send(&Message::Abort(own.clone()), soon);
+    loop {
+        match ear.hear(peers, MEETING_RANK, soon) {
+            Ok(_) => {}
+            Err(first) if ear.is_over => return Err(first),
+            Err(_) => return Err(own),
+        }
+    }
 }
 
 /// Each pair of two other ranks once, the lower rank first.
@@ -114,29 +130,26 @@ fn preside(
     let mut all = || {
         for (door, caller) in pairs {
             let secret = random_bytes();
-            let to_door = sender(peers, *door)?;
-            let to_caller = sender(peers, *caller)?;
-            say(&to_door, &Words::Await(*caller, secret), deadline)?;
+            let place = place(&sender(peers, *door)?);
+            say(peers, *door, &Words::Await(*caller, secret), deadline)?;
             let Words::Open(port) = ear.hear(peers, *door, deadline)? else {
                 return Err(misbehaved(*door, "it was to open a door"));
             };
-            let call = Words::Call(*door, secret, place(&to_door), port);
-            say(&to_caller, &call, deadline)?;
+            let call = Words::Call(*door, secret, place, port);
+            say(peers, *caller, &call, deadline)?;
         }
         let ranks: Vec<Rank> = peers.iter().map(ControlChannel::peer).collect();
-        for rank in ranks {
+        for rank in &ranks {
             // A rank that waited in vain says for whom.
-            let Words::Done = ear.hear(peers, rank, deadline + VERDICT_LATER)? else {
-                return Err(misbehaved(rank, "it was to have its channels"));
+            let Words::Done = ear.hear(peers, *rank, deadline + VERDICT_LATER)? else {
+                return Err(misbehaved(*rank, "it was to have its channels"));
             };
         }
-        Ok(())
+        let soon = Instant::now() + VERDICT_LATER;
+        let mut ranks = ranks.into_iter();
+        ranks.try_for_each(|rank| say(peers, rank, &Words::Done, soon))
     };
-    let soon = Instant::now() + VERDICT_LATER;
-    let result = all().and_then(|()| {
-        let mut channels = peers.iter();
-        channels.try_for_each(|channel| say(channel.sender(), &Words::Done, soon))
-    });
+    let result = all();
     if let Err(fault) = &result {
         peers.tell(fault);
     }
@@ -158,11 +171,11 @@ fn place(to: &ControlSender) -> Option<IpAddr> {
 /// The part of any other rank, which is in `count` pairs.
 fn attend(
     peers: &mut Peers,
+    ear: &mut Ear,
     launch: &Launch,
     count: usize,
     deadline: Instant,
 ) -> Result<(), Fault> {
-    let mut ear = Ear::default();
     let to_rank_0 = sender(peers, MEETING_RANK)?;
     for _ in 0..count {
         let words = ear.hear(peers, MEETING_RANK, deadline + VERDICT_LATER)?;
@@ -171,7 +184,7 @@ fn attend(
         let met = meet_neighbour(launch, words, &to_rank_0, deadline, &mut stop)?;
         peers.channels.insert(met.peer(), met);
     }
-    say(&to_rank_0, &Words::Done, deadline)?;
+    say(peers, MEETING_RANK, &Words::Done, deadline)?;
     match ear.hear(peers, MEETING_RANK, deadline + 3 * VERDICT_LATER)? {
         Words::Done => Ok(()),
         _ => Err(misbehaved(MEETING_RANK, "an introduction too many")),
@@ -211,7 +224,9 @@ fn meet_neighbour(
             let failed = |error: RendezvousError| told(error, own);
             let listeners = Listener::open_all(&pair, &key).map_err(failed)?;
             let port = listeners.iter().find_map(|listener| listener.port);
-            say(to_rank_0, &Words::Open(port), deadline)?;
+            let open = encoded(own, &Words::Open(port))?;
+            let told = to_rank_0.send(&Message::Introduce(&open), deadline);
+            told.map_err(|error| error.fault(OPERATION))?;
             let ranks = BTreeSet::from([caller]);
             let met = gather(&pair, &key, listeners, ranks, &options, started, Some(stop));
             let mut met = met.map_err(failed)?;
@@ -265,17 +280,22 @@ fn told(error: RendezvousError, own: Rank) -> Fault {
     Fault::new(fault.kind, fault.rank, OPERATION, what)
 }
 
-/// Words that came before they were asked for, the oldest first.
+/// What a rank hears while others are introduced.
 #[derive(Default)]
-struct Ear(Vec<(Rank, Words)>);
+struct Ear {
+    /// Words that came before they were asked for, the oldest first.
+    words: Vec<(Rank, Words)>,
+    /// A rank has said why it ends.
+    is_over: bool,
+}
 
 impl Ear {
     /// The next words of a rank.
     fn hear(&mut self, peers: &mut Peers, rank: Rank, deadline: Instant) -> Result<Words, Fault> {
         let started = Instant::now();
         loop {
-            if let Some(at) = self.0.iter().position(|(from, _)| *from == rank) {
-                return Ok(self.0.remove(at).1);
+            if let Some(at) = self.words.iter().position(|(from, _)| *from == rank) {
+                return Ok(self.words.remove(at).1);
             }
             let heard = peers.iter().filter(|channel| is_heard(peers.rank, channel));
             let mut fds: Vec<_> = heard.map(|c| PollFd::new(c, PollFlags::IN)).collect();
@@ -296,17 +316,26 @@ impl Ear {
     /// one that is gone. What comes behind the last words of an introduction is for somebody else.
     fn listen(&mut self, peers: &mut Peers) -> Result<(), Fault> {
         let own = peers.rank;
-        for channel in peers.iter_mut().filter(|channel| is_heard(own, channel)) {
-            let rank = channel.peer();
+        let heard = peers.iter().filter(|channel| is_heard(own, channel));
+        for rank in heard.map(ControlChannel::peer).collect::<Vec<_>>() {
+            let Some(channel) = peers.get_mut(rank) else {
+                continue;
+            };
             let message = channel.receiver().try_recv();
             match message.map_err(|error| error.fault(OPERATION))? {
                 None => {}
                 Some(Message::Introduce(words)) => {
                     let unread = |e| misbehaved(rank, format!("an unreadable introduction: {e}"));
                     let words = postcard::from_bytes(words).map_err(unread)?;
-                    self.0.push((rank, words));
+                    self.words.push((rank, words));
                 }
-                Some(Message::Abort(fault)) => return Err(fault),
+                Some(Message::Abort(fault)) => {
+                    self.is_over = true;
+                    // A rank that was left by another cannot know why.
+                    let left = peers.get_mut(fault.rank);
+                    let reason = left.and_then(|left| left.receiver().reason());
+                    return Err(reason.unwrap_or(fault));
+                }
                 Some(other) => {
                     let what = format!("{} in place of an introduction", other.name());
                     return Err(misbehaved(rank, what));

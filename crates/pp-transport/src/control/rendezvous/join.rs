@@ -16,7 +16,7 @@ use super::waiting::{RendezvousOptions, Waiting};
 use crate::control::channel::ControlChannel;
 use crate::control::error::ControlError;
 use crate::control::frame::{FrameReader, ReadProgress};
-use crate::control::message::kind as wire;
+use crate::control::message::{Message, kind as wire};
 use crate::control::secure::{Answer, Caller, Forged, JobKey, MAX_ANSWER_BYTES, MIN_ANSWER_BYTES};
 use crate::control::socket::{Connected, Socket, SocketKind, trusted_pid};
 use crate::launch::{Launch, Via};
@@ -64,13 +64,21 @@ pub(super) fn join(
         }
         let until = deadline.min(Instant::now() + crate::times::ATTEMPT_WITHIN);
         let reason = match attempt(launch, via, key, whom, until) {
-            Ok(channel) => return wait_for_the_others(channel, launch, options, started),
+            Ok(channel) => {
+                options.has_met(channel.sender());
+                if let Some(why) = &options.declines {
+                    // Rank 0 tells the others.
+                    let told = Message::Abort(why.clone());
+                    let _ = channel.sender().send(&told, deadline);
+                    return Err(why.clone().into());
+                }
+                return wait_for_the_others(channel, launch, options, started);
+            }
             Err(Failed::Refused(reason)) => {
                 return Err(RendezvousError::Refused {
                     rank: own,
                     whom,
                     reason,
-                    had_joined: false,
                 });
             }
             Err(Failed::TurnedAway(reason)) => {
@@ -215,17 +223,13 @@ fn wait_for_the_others(
     let (whom, world_size) = (channel.peer(), launch.world_size());
     match channel.receiver().recv_raw(deadline) {
         Ok((wire::WELCOME, _)) => Ok(channel),
-        Ok((wire::REFUSED, reason)) => Err(RendezvousError::Refused {
-            rank,
-            whom,
-            reason: text(reason),
-            had_joined: true,
-        }),
-        Ok((kind, _)) => Err(RendezvousError::Refused {
-            rank,
-            whom,
-            reason: format!("message kind {kind} in place of a welcome"),
-            had_joined: false,
+        Ok((kind, body)) => Err(match Message::parse(kind, body) {
+            Ok(Message::Abort(why)) => why.into(),
+            _ => RendezvousError::Refused {
+                rank,
+                whom,
+                reason: format!("message kind {kind} in place of a welcome"),
+            },
         }),
         Err(ControlError::TimedOut { .. }) => Err(RendezvousError::Incomplete {
             rank,

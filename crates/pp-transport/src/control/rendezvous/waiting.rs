@@ -1,8 +1,12 @@
 //! How long a rank waits for the others, and what it says meanwhile.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pp_contract::Rank;
+use pp_contract::{Fault, Rank};
+
+use crate::control::channel::ControlSender;
 
 /// How long to wait, and for how many.
 #[derive(Debug, Clone)]
@@ -15,6 +19,29 @@ pub struct RendezvousOptions {
     pub max_pending: usize,
     /// Told again and again while the ranks have not met: for whom this rank waits, and who was turned away.
     pub tell: Option<Tell>,
+    /// Given what sends to each rank that this one has met, before all have: for a reason, if this rank ends.
+    pub on_met: Option<OnMet>,
+    /// Why this rank takes no part: it comes only to say so.
+    pub declines: Option<Fault>,
+}
+
+/// What is done with the sender to a rank that was met.
+#[derive(Clone)]
+pub struct OnMet(pub Arc<dyn Fn(&ControlSender) + Send + Sync>);
+
+impl fmt::Debug for OnMet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnMet")
+    }
+}
+
+impl RendezvousOptions {
+    /// This rank has met another.
+    pub(super) fn has_met(&self, sender: &ControlSender) {
+        if let Some(OnMet(take)) = &self.on_met {
+            take(sender);
+        }
+    }
 }
 
 /// Who is told what a waiting rank waits for, and how often.
@@ -70,6 +97,8 @@ impl Default for RendezvousOptions {
             stranger_timeout: crate::times::STRANGER_WITHIN,
             max_pending: 64,
             tell: None,
+            on_met: None,
+            declines: None,
         }
     }
 }

@@ -121,6 +121,37 @@ fn rank_that_says_nothing_is_named_to_the_others() {
 }
 
 #[test]
+fn reason_of_a_rank_that_ends_behind_its_hello_reaches_the_others() {
+    let mut peers = Job::new(RANKS, Via::Tcp).meet().into_iter();
+    let [mut zero, mut one, two] = [(); 3].map(|()| peers.next().unwrap());
+    let reason = Fault::new(FaultKind::Plugin, Rank::new(2), "set up", "out of cheese");
+    let hello = Hello::new(parts(2)).unwrap().encode().unwrap();
+    for message in [Message::Hello(&hello), Message::Abort(reason.clone())] {
+        let to_zero = two.iter().next().unwrap().sender();
+        to_zero.send(&message, later()).unwrap();
+    }
+    drop(two);
+    let one = std::thread::spawn(move || {
+        agree(&mut one, &Hello::new(parts(1)).unwrap(), later())?;
+        // Rank 0 found out when all had agreed.
+        match one
+            .get_mut(Rank::new(0))
+            .unwrap()
+            .receiver()
+            .recv_deadline(later())
+        {
+            Ok(Message::Abort(why)) => Err(why),
+            other => panic!("{other:?}"),
+        }
+    });
+    let fault = agree(&mut zero, &Hello::new(parts(0)).unwrap(), later()).unwrap_err();
+    assert_eq!(
+        (fault, one.join().unwrap()),
+        (reason.clone(), Err::<(), _>(reason))
+    );
+}
+
+#[test]
 fn rank_that_dies_before_its_hello_is_named_to_the_others() {
     let mut peers = Job::new(RANKS, Via::Tcp).meet().into_iter();
     let mut zero = peers.next().unwrap();

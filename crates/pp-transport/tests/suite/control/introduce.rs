@@ -207,8 +207,11 @@ fn hear(to: &mut Peers, from: Rank) -> Vec<u8> {
 }
 
 #[test]
-fn a_rank_that_dies_in_the_middle_ends_the_wait_for_it() {
-    for dead in [1, 2] {
+fn a_rank_that_ends_in_the_middle_is_named_with_its_reason() {
+    for (dead, kind) in [1, 2]
+        .map(|rank| [FaultKind::PeerDied, FaultKind::Plugin].map(|kind| (rank, kind)))
+        .concat()
+    {
         let job = Job::new(3, Via::Unix);
         let mut peers = job.meet();
         let mut gone = peers.remove(dead);
@@ -218,10 +221,15 @@ fn a_rank_that_dies_in_the_middle_ends_the_wait_for_it() {
             // Its door is open, it says, so rank 2 calls there.
             say(&mut gone, ZERO, &[1, 0]);
         }
+        let rank = Rank::new(dead as u32);
+        if kind == FaultKind::Plugin {
+            let reason = Fault::new(kind, rank, "set up", "out of cheese");
+            let to_zero = gone.get_mut(ZERO).unwrap().sender();
+            to_zero.send(&Message::Abort(reason), later()).unwrap();
+        }
         drop(gone);
         for (_, result) in joined(others) {
             let fault = result.unwrap_err();
-            let (kind, rank) = (FaultKind::PeerDied, Rank::new(dead as u32));
             assert_eq!((fault.kind, fault.rank), (kind, rank), "{fault}");
         }
     }

@@ -1,10 +1,11 @@
 //! Ranks meeting each other, and what they say when they do not.
 
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pp_contract::{FaultKind, Rank, WorldSize};
-use pp_transport::control::{Message, Peers, RendezvousError, rendezvous};
+use pp_contract::{Fault, FaultKind, Rank, WorldSize};
+use pp_transport::control::{ControlSender, Message, OnMet, Peers, RendezvousError, rendezvous};
 use pp_transport::launch::{LocalJob, Via};
 
 use crate::control_support::{Job, later, world};
@@ -81,9 +82,9 @@ fn missing_ranks_are_named_with_the_place_and_the_wait() {
     assert_eq!(error.fault(Rank::new(0)).kind, FaultKind::TimedOut);
     // Who has joined hears the same, whichever of the two started first.
     match one.join().unwrap().unwrap_err() {
-        error @ RendezvousError::Refused { .. } => {
-            assert_eq!(error.to_string(), format!("rank 0 refused rank 1: {text}"));
-            assert!(error.is_timeout(), "another rank did not come");
+        heard @ RendezvousError::Ended(_) => {
+            assert_eq!(heard.fault(Rank::new(1)), error.fault(Rank::new(0)));
+            assert!(heard.is_timeout(), "another rank did not come");
         }
         other => panic!("{other}"),
     }
@@ -202,6 +203,30 @@ fn end_of_rank_0_ends_the_wait_of_the_others() {
     // Rank 0 gives up and is gone.
     job.start(0).join().unwrap().unwrap_err();
     let error = one.join().unwrap().unwrap_err();
-    assert!(matches!(error, RendezvousError::Refused { .. }), "{error}");
+    assert!(matches!(error, RendezvousError::Ended(_)), "{error}");
     assert!(error.is_timeout());
+}
+
+/// Rank 3 never comes.
+#[test]
+fn the_reason_of_a_rank_that_ends_while_others_are_awaited_reaches_all() {
+    let reason = Fault::new(FaultKind::Plugin, Rank::new(9), "set up", "out of cheese");
+    let ends = |peer: &ControlSender| {
+        let reason = Fault::new(FaultKind::Plugin, Rank::new(9), "set up", "out of cheese");
+        peer.send(&Message::Abort(reason), later()).unwrap();
+    };
+    for (rank, declines) in [(0, true), (1, true), (1, false)] {
+        let job = Job::new(4, Via::Auto);
+        let mut ended = job.clone();
+        ended.options.timeout = Duration::from_secs(2);
+        match declines {
+            true => ended.options.declines = Some(reason.clone()),
+            false => ended.options.on_met = Some(OnMet(Arc::new(ends))),
+        }
+        let start = |of: u32| if of == rank { &ended } else { &job }.start(of);
+        for (of, result) in (0..).zip([0, 1, 2].map(start)) {
+            let error = result.join().unwrap().unwrap_err();
+            assert_eq!(error.fault(Rank::new(of)), reason, "rank {rank} ended");
+        }
+    }
 }
