@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 
 use pp_contract::Fault;
-use pp_job::internal::SUPERVISOR;
+use pp_job::internal::{REPORT_FD, SUPERVISOR};
 use pp_job::output::{OutputError, Patient, stdout};
 use pp_job::{Error, RANK_0};
 
@@ -22,12 +22,13 @@ impl From<InputError> for Error {
     }
 }
 
-/// From now on it is an error if other code calls `exit`, such as a plugin. A supervisor sees that by itself.
+/// From now on it is an error if other code calls `exit`, such as a plugin. Of a process that checks a plugin its parent
+/// says so.
 pub(crate) fn note_other_exits(env: &Env) {
     extern "C" fn at_exit() {
         pp_job::internal::note_exit();
     }
-    if env.get(SUPERVISOR).is_none() {
+    if env.get(SUPERVISOR).is_none() || env.get(REPORT_FD).is_some() {
         // SAFETY: `at_exit` takes nothing, does not unwind into C, and lies in a program that is never unloaded.
         let _ = unsafe { libc::atexit(at_exit) };
     }

@@ -18,6 +18,8 @@ pub const RANK_0: Rank = Rank::new(0);
 pub const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
 /// The variable that gives a rank the pipe for its reports.
 pub const REPORT_FD: &str = "PP_REPORT_FD";
+/// The variable that gives rank 0 the pipe on which its supervisor tells of losses.
+pub const LOSSES_FD: &str = "PP_LOSSES_FD";
 /// The longest time that a setting may name, in milliseconds: no wait is without end.
 const LONGEST_MS: u64 = 3_600_000;
 /// How long the ranks wait for each other, and rank 0 for a rank that is started again, in milliseconds.
@@ -54,6 +56,8 @@ pub(crate) struct Supervisor {
     pub(crate) pid: String,
     /// The pipe that takes reports.
     pub(crate) report_fd: Option<String>,
+    /// The pipe on which rank 0 is told of losses.
+    pub(crate) losses_fd: Option<String>,
 }
 
 impl Config {
@@ -78,6 +82,7 @@ impl Config {
         let supervisor = text(SUPERVISOR).map(|pid| Supervisor {
             pid,
             report_fd: text(REPORT_FD),
+            losses_fd: text(LOSSES_FD),
         });
         let heartbeat = milliseconds(&text, "PP_HEARTBEAT_MS", 250, 20, true)?;
         let stage = stuck_after(&env)?;

@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::output::{discard_hidden, has_hidden};
+use crate::reports::{EXITED, report_exit};
 
 /// Whether the libraries of the backends that were used are at rest.
 static AT_REST: Mutex<Vec<fn() -> bool>> = Mutex::new(Vec::new());
@@ -18,18 +19,25 @@ static AT_REST: Mutex<Vec<fn() -> bool>> = Mutex::new(Vec::new());
 /// library registered for the exit of the process do not run, since they would take from that thread what it uses.
 pub(crate) fn at_rest(is_at_rest: fn() -> bool) {
     let mut all = AT_REST.lock().unwrap_or_else(PoisonError::into_inner);
-    all.push(is_at_rest);
+    if !all
+        .iter()
+        .any(|known| std::ptr::fn_addr_eq(*known, is_at_rest))
+    {
+        all.push(is_at_rest);
+    }
 }
 
 /// This process ends because its own code says so.
 static IS_LEAVING: AtomicBool = AtomicBool::new(false);
 
-/// To be called when `exit` ends the process, by a program that no supervisor started. If other code called it, such as
-/// a plugin, this says so and ends the process with exit code 5.
+/// To be called when `exit` ends the process. If other code called it, such as a plugin, this says so and ends the process
+/// with exit code 5. A process that calls `_exit` is not noticed.
 pub fn note_exit() {
     if !IS_LEAVING.load(Ordering::Relaxed) {
         discard();
-        say("pp: error: other code ended this process before its work was done; does a kernel plugin call exit?".into());
+        if !report_exit() {
+            say(format!("pp: error: {EXITED}"));
+        }
         end_now(5);
     }
 }

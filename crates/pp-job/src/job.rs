@@ -179,7 +179,7 @@ impl<'a> Job<'a> {
     /// What the parts of this rank share. It takes signals as long as the second value lives.
     fn context(&self, launch: &Launch) -> Result<(Arc<Context>, Hearing), Error> {
         let reporter = Reporter::new(launch.rank(), self.config.supervisor.as_ref());
-        reporter.prepare_out_of_memory();
+        reporter.prepare_last();
         if self.config.heartbeat.is_some() {
             reporter.live()?;
         }

@@ -3,14 +3,18 @@
 //! Hazard: a report of a process that is gone is taken for that of its successor, or two reports
 //! mix. Guarantee: each names the process that wrote it, and goes out in one write of less than a
 //! page.
+//!
+//! A second pipe leads to rank 0: the supervisor alone knows how the process of a rank ended that is started again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 use pp_contract::{Fault, FaultKind, Rank};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Supervisor;
@@ -67,14 +71,14 @@ impl Reported {
 /// Bytes of a report, at the most.
 const MAX_BYTES: usize = 32 + Fault::MAX_BYTES;
 
-/// As it goes through the pipe, behind its length. `None` is the supervisor's own: nothing follows.
+/// As it goes through the pipe, behind its length. `None` is a mark of the supervisor.
 fn encode(reported: Option<Reported>) -> postcard::Result<Vec<u8>> {
     let body = postcard::to_allocvec(&reported)?;
     Ok([&(body.len() as u32).to_le_bytes(), &body[..]].concat())
 }
 
-/// Reads reports until the supervisor says that there are no more; calls `take` with each.
-pub(crate) fn read(pipe: OwnedFd, mut take: impl FnMut(Reported)) {
+/// Reads reports, and marks of the supervisor, until no process has the pipe open; calls `take` with each.
+pub(crate) fn read(pipe: OwnedFd, mut take: impl FnMut(Option<Reported>)) {
     let mut pipe = File::from(pipe);
     loop {
         let mut len = [0; 4];
@@ -87,20 +91,26 @@ pub(crate) fn read(pipe: OwnedFd, mut take: impl FnMut(Reported)) {
         if len > MAX_BYTES || pipe.read_exact(&mut body).is_err() {
             return;
         }
-        match postcard::from_bytes::<Option<Reported>>(&body) {
-            Ok(Some(report)) => take(report),
-            Ok(None) => return,
-            // A report that cannot be read was not made.
-            Err(_) => {}
+        // A report that cannot be read was not made.
+        if let Ok(report) = postcard::from_bytes(&body) {
+            take(report);
         }
     }
 }
 
-/// All ranks have ended: the thread that reads the pipe may stop.
-pub(crate) fn end(pipe: &OwnedFd) {
-    if let Ok(over) = encode(None) {
+/// Writes a mark behind all that the ranks have reported.
+pub(crate) fn mark(pipe: &OwnedFd) {
+    if let Ok(mark) = encode(None) {
         // Fails only if no thread reads.
-        let _ = rustix::io::write(pipe, &over);
+        let _ = rustix::io::write(pipe, &mark);
+    }
+}
+
+/// Tells rank 0 why a rank is gone that is started again.
+pub(crate) fn tell_loss(pipe: &OwnedFd, why: &Fault) {
+    if let Ok(why) = why.encode() {
+        // A rank 0 that reads none is told no more.
+        let _ = rustix::io::write(pipe, &why);
     }
 }
 
@@ -110,17 +120,37 @@ pub(crate) struct Reporter {
     pub(crate) rank: Rank,
     /// Open to the end: later there may be no descriptor left.
     pipe: Option<Arc<File>>,
+    /// Where the supervisor tells rank 0 of losses.
+    losses: Option<Arc<File>>,
 }
 
 impl Reporter {
     pub(crate) fn new(rank: Rank, supervisor: Option<&Supervisor>) -> Self {
-        let fd = supervisor.and_then(|supervisor| supervisor.report_fd.as_deref());
-        let pipe = fd.and_then(|fd| {
-            let path = format!("/proc/self/fd/{fd}");
-            let pipe = OpenOptions::new().append(true).open(path);
-            pipe.ok().map(Arc::new)
-        });
-        Self { rank, pipe }
+        let open = |fd: &Option<String>, options: &OpenOptions| {
+            let path = format!("/proc/self/fd/{}", fd.as_ref()?);
+            options.open(path).ok().map(Arc::new)
+        };
+        let mut to_read = OpenOptions::new();
+        to_read
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+        Self {
+            rank,
+            pipe: supervisor.and_then(|of| open(&of.report_fd, OpenOptions::new().append(true))),
+            losses: supervisor.and_then(|of| open(&of.losses_fd, &to_read)),
+        }
+    }
+
+    /// Why this rank was lost, as its supervisor has told since this was asked last.
+    pub(crate) fn why_lost(&self, rank: Rank) -> Option<Fault> {
+        let (mut pipe, mut why) = (self.losses.as_deref()?, [0; Fault::MAX_BYTES]);
+        let mut told = None;
+        while let Ok(bytes @ 1..) = pipe.read(&mut why) {
+            let fault = Fault::decode(&why[..bytes]).ok();
+            // The first process was lost, and those behind it came to nothing.
+            told = told.or(fault.filter(|fault| fault.rank == rank));
+        }
+        told
     }
 
     fn encode(&self, report: Report) -> Option<Vec<u8>> {
@@ -155,23 +185,40 @@ impl Reporter {
         Ok(start_thread("pp-lives", beat).context("cannot start a thread")?)
     }
 
-    /// Composes ahead what this rank, if it has a supervisor, reports when there is no memory left.
-    pub(crate) fn prepare_out_of_memory(&self) {
-        let detail =
+    /// Composes ahead what this rank, if it has a supervisor, reports when other code ends it.
+    pub(crate) fn prepare_last(&self) {
+        let no_memory =
             "out of memory; free memory, raise the limit on it (ulimit -v), or lower --depth";
-        let fault = Fault::new(FaultKind::Io, self.rank, "run", detail);
-        if let (Some(pipe), Some(report)) = (&self.pipe, self.encode(Report::Exiting(fault))) {
-            let _ = OUT_OF_MEMORY.set((Arc::clone(pipe), report));
+        let last = [(FaultKind::Io, no_memory), (FaultKind::Plugin, EXITED)];
+        let last = last.map(|(kind, why)| {
+            let fault = Fault::new(kind, self.rank, "run", why);
+            self.encode(Report::Exiting(fault)).unwrap_or_default()
+        });
+        if let Some(pipe) = &self.pipe {
+            let _ = LAST.set((Arc::clone(pipe), last));
         }
     }
 }
 
-/// The pipe, and what this rank reports when it has no memory left to compose a report. Memory is the process's, and so
-/// is this.
-static OUT_OF_MEMORY: OnceLock<(Arc<File>, Vec<u8>)> = OnceLock::new();
+/// Why a process ended whose own code did not end it.
+pub(crate) const EXITED: &str =
+    "other code ended this process before its work was done; does a kernel plugin call exit?";
+
+/// The pipe, and what this rank reports when it has no memory left to compose a report, and when other code calls `exit`.
+/// The process has one memory and one end, and so one of this.
+static LAST: OnceLock<(Arc<File>, [Vec<u8>; 2])> = OnceLock::new();
+
+fn report_last(which: usize) -> bool {
+    let last = LAST.get();
+    last.is_some_and(|(pipe, reports)| (&**pipe).write_all(&reports[which]).is_ok())
+}
 
 /// Tells the supervisor, if there is one, that this rank ends because it has no memory left. Allocates nothing.
 pub fn report_out_of_memory() -> bool {
-    let prepared = OUT_OF_MEMORY.get();
-    prepared.is_some_and(|(pipe, report)| (&**pipe).write_all(report).is_ok())
+    report_last(0)
+}
+
+/// Tells the supervisor, if there is one, that other code ends this rank.
+pub(crate) fn report_exit() -> bool {
+    report_last(1)
 }

@@ -14,15 +14,17 @@
 mod core;
 mod events;
 mod missed;
+mod place;
 mod verdict;
 
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pp_contract::{FaultKind, Pipeline, Rank, WorldSize};
@@ -32,12 +34,13 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, set_parent_process_death_signal, waitid,
 };
+use signal_hook::SigId;
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGUSR1};
 
 use self::core::Core;
 use self::events::{Action, Event, Terms};
 use self::verdict::Verdict;
-use crate::config::{Config, REPORT_FD, SUPERVISOR};
+use crate::config::{Config, LOSSES_FD, REPORT_FD, SUPERVISOR};
 use crate::end::{log_aside, say_aside};
 use crate::error::Error;
 use crate::flight::Recordings;
@@ -50,6 +53,8 @@ use crate::{RANK_0, reports, times};
 enum Notice {
     /// This rank has ended, and was not reaped: no other process has its number until it is.
     Ended(Rank, Child),
+    /// What was reported before a mark was made is read.
+    Mark,
     Event(Event),
 }
 
@@ -68,8 +73,14 @@ pub(crate) fn supervise(
     rustix::io::fcntl_setfd(&write_end, rustix::io::FdFlags::empty())
         .context("cannot make the pipe for the reports of the ranks")?;
     // A program that ignores SIGCHLD passes that on, and the kernel then keeps no exit status. A handler ends it.
-    let handled = signal_hook::flag::register(SIGCHLD, Arc::default());
-    handled.context("cannot handle signals")?;
+    static HANDLED: OnceLock<SigId> = OnceLock::new();
+    if HANDLED.get().is_none() {
+        let handled = signal_hook::flag::register(SIGCHLD, Arc::default());
+        let _ = HANDLED.set(handled.context("cannot handle signals")?);
+    }
+    let (losses, to_rank_0) =
+        rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::DIRECT | PipeFlags::NONBLOCK)
+            .context("cannot make the pipe for what rank 0 is told")?;
     let (notices, noticed) = mpsc::channel();
     let terms = Terms {
         world,
@@ -85,6 +96,10 @@ pub(crate) fn supervise(
         local,
         sink: pipeline.sink(),
         report: write_end,
+        losses: to_rank_0,
+        ended: VecDeque::new(),
+        marked_within: times::CONTRADICTED_WITHIN,
+        killed: Vec::new(),
         notices: notices.clone(),
         core: Core::new(&terms, Instant::now()),
         is_begun: false,
@@ -101,7 +116,7 @@ pub(crate) fn supervise(
     });
     let _hearing = hearing.context("cannot handle signals")?;
     let outcome = job
-        .begin(world, report, notices)
+        .begin(world, report, losses, notices)
         .and_then(|()| job.run(&noticed));
     if let Err(error) = outcome {
         for pid in job.core.pids() {
@@ -109,8 +124,6 @@ pub(crate) fn supervise(
         }
         return Err(error);
     }
-    reports::end(&job.report);
-    job.hear_the_rest(&noticed);
     let error = match job.core.verdict() {
         Verdict::Done => return Ok(()),
         Verdict::Interrupted(signal) => return Err(Error::Interrupted(signal)),
@@ -141,6 +154,14 @@ struct Job {
     sink: Rank,
     /// The write end of the pipe that the ranks report on.
     report: OwnedFd,
+    /// The write end of the pipe on which rank 0 is told why a rank is gone that is started again.
+    losses: OwnedFd,
+    /// Ranks that have ended, and since when, until what they reported before is read.
+    ended: VecDeque<(Rank, Child, Instant)>,
+    /// That takes less than this.
+    marked_within: Duration,
+    /// Processes that lived when they were killed here.
+    killed: Vec<u32>,
     notices: Sender<Notice>,
     core: Core,
     /// All ranks were started once.
@@ -156,23 +177,26 @@ impl Job {
         &mut self,
         world: WorldSize,
         report: OwnedFd,
+        losses: OwnedFd,
         notices: Sender<Notice>,
     ) -> Result<(), Error> {
-        for rank in 0..world.get() {
-            self.start(Rank::new(rank))?;
+        self.start(RANK_0, Some(losses))?;
+        for rank in 1..world.get() {
+            self.start(Rank::new(rank), None)?;
         }
         self.is_begun = true;
         aside(move || {
             reports::read(report, |report| {
-                let _ = notices.send(Notice::Event(Event::Reported(report)));
+                let report = report.map(|report| Notice::Event(Event::Reported(report)));
+                let _ = notices.send(report.unwrap_or(Notice::Mark));
             });
             let _ = notices.send(Notice::Event(Event::ReportsOver));
         })
     }
 
-    /// Starts a rank, and a thread that waits for its end.
-    fn start(&mut self, rank: Rank) -> Result<(), Error> {
-        let child = self.spawn(rank)?;
+    /// Starts a rank, and a thread that waits for its end. Rank 0 alone gets `losses`.
+    fn start(&mut self, rank: Rank, losses: Option<OwnedFd>) -> Result<(), Error> {
+        let child = self.spawn(rank, losses)?;
         let (pid, notices) = (Pid::from_child(&child), self.notices.clone());
         let number = child.id();
         log_aside(move || tracing::info!(rank = rank.get(), pid = number, "a rank starts"));
@@ -185,7 +209,7 @@ impl Job {
         })
     }
 
-    fn spawn(&self, rank: Rank) -> Result<Child, Error> {
+    fn spawn(&self, rank: Rank, losses: Option<OwnedFd>) -> Result<Child, Error> {
         let path = std::env::current_exe()
             .context("cannot find the file of this program; is /proc mounted?")?;
         // What lies at its path by the time of a restart may be another program, which the ranks
@@ -209,6 +233,12 @@ impl Job {
         if rank != RANK_0 {
             command.stdin(Stdio::null());
         }
+        command.env_remove(LOSSES_FD);
+        if let Some(losses) = &losses {
+            rustix::io::fcntl_setfd(losses, rustix::io::FdFlags::empty())
+                .context("cannot pass a pipe to rank 0")?;
+            command.env(LOSSES_FD, losses.as_raw_fd().to_string());
+        }
         // Results come from the source's rank and from the sink's alone.
         let has_results = rank == RANK_0 || rank == self.sink;
         let out = if has_results {
@@ -227,35 +257,45 @@ impl Job {
     /// Waits until all ranks have ended for good.
     fn run(&mut self, noticed: &Receiver<Notice>) -> Result<(), Error> {
         while !self.core.is_over() {
-            let notice = match self.core.due() {
+            let within = self.marked_within;
+            let late = self.ended.front().map(|(_, _, since)| *since + within);
+            let due = self.core.due().into_iter().chain(late).min();
+            let notice = match due {
                 None => noticed.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => noticed.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
-            let event = match notice {
-                Ok(Notice::Ended(rank, mut child)) => Event::Ended(rank, child.wait().ok()),
-                Ok(Notice::Event(event)) => event,
-                Err(RecvTimeoutError::Timeout) => Event::Tick,
+            match notice {
+                Ok(Notice::Ended(rank, child)) => {
+                    reports::mark(&self.report);
+                    self.ended.push_back((rank, child, Instant::now()));
+                }
+                Ok(Notice::Mark) => self.bury()?,
+                Ok(Notice::Event(event)) => {
+                    if let Event::ReportsOver = event {
+                        self.marked_within = Duration::ZERO;
+                    }
+                    self.happened(event)?;
+                }
+                Err(RecvTimeoutError::Timeout) => self.happened(Event::Tick)?,
                 Err(RecvTimeoutError::Disconnected) => break,
-            };
-            self.happened(event)?;
+            }
+            // Where something else than reports came through the pipe, no mark comes.
+            let within = self.marked_within;
+            let is_late = |(_, _, since): &(_, _, Instant)| since.elapsed() >= within;
+            while self.ended.front().is_some_and(is_late) {
+                self.bury()?;
+            }
         }
         Ok(())
     }
 
-    /// Takes in what the ranks wrote before they ended.
-    fn hear_the_rest(&mut self, noticed: &Receiver<Notice>) {
-        let until = Instant::now() + times::KILLED_WITHIN;
-        loop {
-            match noticed.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(Notice::Event(Event::Reported(report))) => {
-                    if let Some(why) = self.core.note(report) {
-                        self.recordings.failed(why);
-                    }
-                }
-                Ok(Notice::Event(Event::ReportsOver)) | Err(_) => return,
-                Ok(_) => {}
-            }
-        }
+    /// All that the first of those that have ended reported is read.
+    fn bury(&mut self) -> Result<(), Error> {
+        let Some((rank, mut child, _)) = self.ended.pop_front() else {
+            return Ok(());
+        };
+        let was_killed = self.killed.contains(&child.id());
+        self.happened(Event::Ended(rank, child.wait().ok(), was_killed))
     }
 
     fn happened(&mut self, event: Event) -> Result<(), Error> {
@@ -265,8 +305,12 @@ impl Job {
         }
         for action in self.core.handle(event, Instant::now()) {
             match action {
-                Action::Start(rank) => self.start(rank)?,
-                Action::Kill(pid) => kill(pid, Signal::KILL),
+                Action::Start(rank) => self.start(rank, None)?,
+                Action::Kill(pid) => {
+                    self.killed.extend(is_alive(pid).then_some(pid));
+                    kill(pid, Signal::KILL);
+                }
+                Action::TellLoss(why) => reports::tell_loss(&self.losses, &why),
                 Action::Pass(pid, signal) => {
                     let signal = Signal::from_named_raw(signal.into());
                     kill(pid, signal.unwrap_or(Signal::INT));
@@ -282,6 +326,13 @@ impl Job {
     }
 }
 
+/// Whether a rank, which was not reaped, has not ended.
+fn is_alive(pid: u32) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+    let ended = Pid::from_raw(pid.cast_signed()).map(|pid| waitid(WaitId::Pid(pid), options));
+    matches!(ended, Some(Ok(None)))
+}
+
 /// Sends a signal to a rank, which was not reaped.
 fn kill(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
@@ -292,13 +343,16 @@ fn kill(pid: u32, signal: Signal) {
 /// Ties this process to the one that started it, whose number is `pid`: it dies with it.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel refuses, or another process started this one.
 pub fn bind_to_parent(pid: &str) -> Result<(), Error> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot follow the supervisor")?;
     // It may have died before the line above.
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
     if parent.as_deref() != Some(pid) {
-        std::process::exit(1);
+        return Err(Error::Usage(format!(
+            "{SUPERVISOR} is {pid:?}, and that process has ended, or did not start this one: a rank passes its variables \
+             on to programs that it starts; unset {SUPERVISOR}, RANK and WORLD_SIZE"
+        )));
     }
     Ok(())
 }

@@ -128,6 +128,14 @@ fn an_unknown_way_to_meet_is_refused_without_a_launcher_too() {
     run(&mut job, None).failed(2, &["PP_RENDEZVOUS=\"udp\"", "auto, unix or tcp"]);
 }
 
+/// As in a program that a rank has started.
+#[test]
+fn a_supervisor_that_did_not_start_the_process_is_named() {
+    let mut command = pp(&["run", "--input", "-"]);
+    command.env("PP_SUPERVISOR_PID", "1");
+    run(&mut command, None).failed(2, &["PP_SUPERVISOR_PID", "unset"]);
+}
+
 #[test]
 fn half_an_environment_is_named() {
     let mut rank_0 = rank(0, free_port(), &BENCH);

@@ -281,22 +281,54 @@ fn a_sink_may_give_smaller_frames() {
     assert!(film.starts_with(b"YUV4MPEG2 W12 H10 "));
 }
 
-/// Without a supervisor, which would see it.
 #[test]
-fn a_plugin_that_does_not_return_ends_a_job_of_one_process_by_name() {
+fn a_plugin_that_does_not_return_ends_the_job_by_name() {
     let folder = folder("alone");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
     let output = folder.file("out.y4m");
-    for (fault, code, words) in [
-        ("FAULT_EXIT", 5, "does a kernel plugin call exit?"),
-        ("FAULT_HANG", 9, "phase_b: no progress"),
+    for (fault, args, code, words) in [
+        (
+            "FAULT_EXIT",
+            &["--ranks", "1"][..],
+            5,
+            &["a kernel plugin call exit?"][..],
+        ),
+        (
+            "FAULT_EXIT",
+            &["--restarts", "3"],
+            5,
+            &["a kernel plugin call exit?"],
+        ),
+        (
+            "FAULT_HANG",
+            &["--ranks", "1"],
+            9,
+            &["phase_b: no progress"],
+        ),
     ] {
-        let mut command = pp(&["run", "--ranks", "1", "--denoise-steps", "0", "--input"]);
-        command.arg(&input).arg("--output").arg(&output);
+        let mut command = pp(&["run", "--denoise-steps", "0", "--frames-per-chunk", "2"]);
+        command.args(args).arg("--input").arg(&input);
+        command.arg("--output").arg(&output);
         command.arg("--kernels").arg(faulty(fault));
-        run(command.env("PP_STUCK_MS", "1000"), None).failed(code, &[words]);
+        run(command.env("PP_STUCK_MS", "1000"), None).failed(code, words);
         assert!(!output.exists(), "{fault}: half an output has a name");
     }
+}
+
+/// The supervisor hears no report any more.
+#[test]
+fn a_plugin_that_writes_into_the_pipe_of_reports_and_exits_has_not_done_its_work() {
+    let folder = folder("junk");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
+    let mut command = pp(&["run", "--denoise-steps", "0", "--input"]);
+    command
+        .arg(&input)
+        .arg("--output")
+        .arg(folder.file("out.y4m"));
+    let ended = run(command.arg("--kernels").arg(faulty("FAULT_JUNK")), None);
+    // Its own code, or that of the rank that lost it.
+    assert!(matches!(ended.code, Some(5 | 7)), "{}", ended.stderr);
+    assert_eq!(folder.names(), ["in.y4m"]);
 }
 
 #[test]

@@ -21,6 +21,9 @@ use crate::build::{compile_c_file, median, root, rust_plugin};
 use crate::common::{folder, pp};
 use crate::restart_support::{host, kills, report, through};
 
+/// What its supervisor knows of a rank that was killed, and rank 0 does not.
+const KILLED: &str = "killed by signal 9 (SIGKILL)";
+
 /// The clip through an undisturbed run.
 fn calm(mut command: Command, input: &[u8]) -> Vec<u8> {
     run(&mut command, Some(input.to_vec())).succeeded().stdout
@@ -51,8 +54,18 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
     let report = report(&json);
     let used = report["restarts"].as_u64().unwrap();
     assert!((1..=strikes.len() as u64).contains(&used), "{report}");
+    let are_kills = strikes.iter().all(|strike| strike.signal == Signal::KILL);
     for recovery in report["recoveries"].as_array().unwrap() {
-        assert!(recovery["cause"].as_str().unwrap().contains("rank 1"));
+        let cause = recovery["cause"].as_str().unwrap();
+        assert!(cause.contains("rank 1"), "{cause}");
+        assert!(!are_kills || cause.contains(KILLED), "{cause}");
+    }
+    let gone = ended
+        .stderr
+        .lines()
+        .filter(|line| line.starts_with("pp: rank 1 is gone"));
+    for line in gone.filter(|_| are_kills) {
+        assert!(line.contains(KILLED), "{line}");
     }
     let logged = ended.stderr.matches("rank 1 starts again").count();
     let said = ended.stderr.matches("; restart ").count();

@@ -98,6 +98,12 @@ where
                     switch,
                     watch,
                 } = ready;
+                let why = causes
+                    .last()
+                    .and_then(|lost| context.reporter.why_lost(lost.rank));
+                if let Some(why) = why {
+                    run.explain(why);
+                }
                 context.attach(&switch);
                 if this.rank() == RANK_0 {
                     context.reporter.tell(Report::Connected);

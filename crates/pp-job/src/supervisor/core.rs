@@ -14,38 +14,12 @@ use pp_contract::{Fault, FaultKind, Rank};
 
 use super::events::{Action, Event, Terms};
 use super::missed::Vigil;
+use super::place::{Place, Running};
 use super::verdict::{End, Ends, Verdict, verdict};
 use crate::RANK_0;
 use crate::reports::{Report, Reported, TargetProcess};
 use crate::signals::is_echo_of;
 use crate::times::{ABORTED_WITHIN, CONTRADICTED_WITHIN, GOODBYE, KILLED_WITHIN, PATIENCE};
-
-/// A process that runs.
-#[derive(Clone, Copy, Debug)]
-struct Running {
-    pid: u32,
-    /// It has said that it takes signals.
-    hears: bool,
-    /// It is to say what it does, as soon as it takes signals.
-    is_asked: bool,
-}
-
-/// What is known of one rank.
-#[derive(Clone, Debug, Default)]
-struct Place {
-    may_restart: bool,
-    running: Option<Running>,
-    /// Whether the process that ended last had said that it takes signals.
-    last: Option<(u32, bool)>,
-    /// The process that was killed here because rank 0 gave it up, or because it gave no sign of life.
-    replaced: Option<u32>,
-    /// Why a process was given up, by rank 0 or here.
-    given_up: Option<Fault>,
-    /// The process ended, and rank 0 has not said yet whether it wants another.
-    gone: Option<(End, Instant)>,
-    /// Rank 0 is not connected with this rank, and takes any process of it that comes.
-    is_awaited: bool,
-}
 
 /// What a supervisor knows of its job.
 #[derive(Clone, Debug)]
@@ -105,7 +79,7 @@ impl Core {
     pub(super) fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
         match event {
             Event::Started(rank, pid) => self.started(rank, pid, now),
-            Event::Ended(rank, status) => self.ended(rank, status, now),
+            Event::Ended(rank, status, by_us) => self.ended(rank, status, by_us, now),
             Event::Reported(report) => self.reported(report, now),
             Event::ReportsOver => {
                 // Rank 0's exit code alone says whether the job has done its work.
@@ -119,6 +93,7 @@ impl Core {
             Event::Asked => self.asked(),
             Event::Tick => self.late(now),
         }
+        self.kill_the_replaced(now);
         std::mem::take(&mut self.actions)
     }
 
@@ -131,7 +106,9 @@ impl Core {
     pub(super) fn due(&self) -> Option<Instant> {
         let gone = self.ranks.iter().filter_map(|place| place.gone.as_ref());
         let times = gone.map(|(_, until)| *until);
-        times.chain(self.deadline).chain(self.vigil.due()).min()
+        let kills = self.ranks.iter().filter_map(|place| place.kill_at);
+        let times = times.chain(kills).chain(self.deadline);
+        times.chain(self.vigil.due()).min()
     }
 
     /// The processes that run.
@@ -193,7 +170,7 @@ impl Core {
         let others = (0..).map(Rank::new).zip(&self.ranks).skip(1);
         let mut stay = others.filter(|(_, place)| !place.may_restart);
         if !stay.any(|(rank, _)| self.job.blames(lost.pid, rank)) {
-            return self.restart(&lost);
+            return self.restart(lost);
         }
         // The end of the one that it blames is read late.
         if let Some(place) = self.at(lost.rank) {
@@ -202,17 +179,16 @@ impl Core {
     }
 
     /// Starts another process in the place of this one.
-    fn restart(&mut self, lost: &End) {
-        self.job.used += 1;
+    fn restart(&mut self, lost: End) {
         let rank = lost.rank;
-        let Some(place) = self.at(rank) else {
+        let Some(place) = self.ranks.get_mut(rank.get() as usize) else {
             return;
         };
-        (place.replaced, place.gone) = (None, None);
-        let given_up = place.given_up.take();
+        let (fault, why) = place.lose(&lost, &self.job.reports);
+        self.job.used += 1;
         let (used, of) = (self.job.used, self.job.restarts);
-        let why = lost.why(&self.job.reports, given_up);
         self.actions.extend([
+            Action::TellLoss(fault),
             Action::Say(format!(
                 "pp: rank {rank} is gone: {why}; restart {used} of {of}"
             )),
@@ -221,7 +197,7 @@ impl Core {
         ]);
     }
 
-    fn ended(&mut self, rank: Rank, status: Option<ExitStatus>, now: Instant) {
+    fn ended(&mut self, rank: Rank, status: Option<ExitStatus>, by_us: bool, now: Instant) {
         let Some(place) = self.at(rank) else {
             return;
         };
@@ -229,6 +205,7 @@ impl Core {
             return;
         };
         place.last = Some((pid, hears));
+        place.kill_at = None;
         let was_replaced = place.replaced == Some(pid);
         let is_awaited = place.is_awaited;
         self.vigil.ended(rank);
@@ -238,8 +215,8 @@ impl Core {
             status,
             by_us: false,
         };
-        end.by_us = (self.is_killing || was_replaced) && end.was_killed();
-        let is_worth_it = was_replaced || end.is_worth_a_restart();
+        end.by_us = by_us && end.was_killed();
+        let is_worth_it = end.is_worth_a_restart() || was_replaced && end.is_silent();
         let may_be_missed = is_worth_it || end.is_silent();
         if self.may_restart(rank) && may_be_missed && !self.job.is_served {
             if is_awaited && is_worth_it {
@@ -444,7 +421,18 @@ impl Core {
             self.settle(end, now);
         }
         match self.pid(rank).filter(|pid| is_target(*pid)) {
-            Some(pid) if self.may_restart(rank) => self.kill_to_replace(rank, pid),
+            Some(pid) if self.may_restart(rank) => {
+                // One that came is ending if its channel has: how it ends says more than rank 0 can know.
+                let given_up = self.at(rank).and_then(|place| place.given_up.as_ref());
+                let is_ending = given_up.is_some_and(|fault| fault.kind == FaultKind::PeerDied)
+                    && target != TargetProcess::Any;
+                let within = if is_ending {
+                    CONTRADICTED_WITHIN
+                } else {
+                    Duration::ZERO
+                };
+                self.kill_to_replace(rank, pid, now + within);
+            }
             // Rank 0 waits in vain.
             Some(_) => self.end_in_vain(rank, rank_0, now),
             // It ended for good, and none comes in its place: the same.
@@ -455,11 +443,16 @@ impl Core {
     }
 
     /// It may be stopped, or cut off: nothing else ends it.
-    fn kill_to_replace(&mut self, rank: Rank, pid: u32) {
+    fn kill_to_replace(&mut self, rank: Rank, pid: u32, at: Instant) {
         if let Some(place) = self.at(rank) {
-            place.replaced = Some(pid);
+            (place.replaced, place.kill_at) = (Some(pid), Some(at));
         }
-        self.actions.push(Action::Kill(pid));
+    }
+
+    /// Kills the processes whose time to end by themselves is over.
+    fn kill_the_replaced(&mut self, now: Instant) {
+        let late = self.ranks.iter_mut().filter_map(|place| place.is_late(now));
+        self.actions.extend(late.map(Action::Kill));
     }
 
     /// No process of this rank comes to this process of rank 0 any more: what it lost the last one to ends the job.
@@ -494,7 +487,7 @@ impl Core {
         } else if let Some(place) = self.at(rank) {
             place.given_up = Some(fault);
         }
-        self.kill_to_replace(rank, pid);
+        self.kill_to_replace(rank, pid, now);
     }
 
     /// Time has passed.
@@ -508,7 +501,7 @@ impl Core {
             let late = gone.and_then(|gone| gone.take_if(|(_, until)| now >= *until));
             if let Some((end, _)) = late {
                 if self.is_awaited(rank) && self.has_met && self.may_restart(rank) {
-                    self.restart(&end);
+                    self.restart(end);
                 } else {
                     self.settle(end, now);
                 }

@@ -3,7 +3,7 @@
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use pp_contract::{Rank, WorldSize};
+use pp_contract::{Fault, Rank, WorldSize};
 
 use crate::reports::Reported;
 
@@ -26,8 +26,9 @@ pub(super) struct Terms {
 pub(super) enum Event {
     /// This process of a rank runs.
     Started(Rank, u32),
-    /// The process of this rank that ran has ended.
-    Ended(Rank, Option<ExitStatus>),
+    /// The process of this rank that ran has ended, and all that it reported was told before. Whether it was killed here
+    /// while it lived.
+    Ended(Rank, Option<ExitStatus>, bool),
     Reported(Reported),
     /// No report comes any more, and a rank still runs: something else wrote into the pipe.
     ReportsOver,
@@ -49,6 +50,8 @@ pub(super) enum Action {
     Pass(u32, u8),
     /// Have this process say what it does.
     Ask(u32),
+    /// Tell rank 0 why a rank is gone that is started again.
+    TellLoss(Fault),
     /// Tell the user.
     Say(String),
     /// Tell the user that the job drains because of this signal.

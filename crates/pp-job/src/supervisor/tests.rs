@@ -203,7 +203,7 @@ fn a_rank_0_that_asks_for_one_restart_too_many_gives_the_reason() {
     let Verdict::Fault(fault, None) = world.core.verdict() else {
         panic!("it is no fault");
     };
-    let words = "the connection ended; 1 of 1 restarts were used";
+    let words = "does a kernel plugin call exit?; 1 of 1 restarts were used";
     assert!(fault.to_string().contains(words), "{fault}");
 }
 

@@ -52,14 +52,27 @@ impl End {
         }
     }
 
-    /// Why the rank is gone: what it reported itself, or why it was given up and killed here, or how it ended.
-    pub(super) fn why(&self, reports: &[Reported], given_up: Option<Fault>) -> String {
-        let reported = reports.iter().find_map(|report| match &report.report {
-            Report::Exiting(fault) if report.pid == self.pid => Some(fault.clone()),
+    /// Why it ended, as it said itself.
+    fn reported<'a>(&self, reports: &'a [Reported]) -> Option<&'a Fault> {
+        reports.iter().find_map(|report| match &report.report {
+            Report::Exiting(fault) if report.pid == self.pid => Some(fault),
             _ => None,
-        });
-        let fault = reported.or(given_up.filter(|_| self.by_us));
-        fault.map_or_else(|| self.how(), |fault| fault.to_string())
+        })
+    }
+
+    /// Why the rank is gone, and in words: what it reported itself, or why it was given up and killed here, or how it ended.
+    pub(super) fn why(&self, reports: &[Reported], given_up: Option<Fault>) -> (Fault, String) {
+        match self
+            .reported(reports)
+            .cloned()
+            .or(given_up.filter(|_| self.by_us))
+        {
+            Some(fault) => (fault.clone(), fault.to_string()),
+            None => {
+                let how = self.how();
+                (Fault::new(FaultKind::PeerDied, self.rank, "run", &how), how)
+            }
+        }
     }
 
     fn signal(&self) -> Option<i32> {
@@ -208,27 +221,36 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
     let counts = |at: usize, fault: &Fault| {
         job.aborted_after.is_none_or(|before| at < before) || fault.kind == FaultKind::Interrupted
     };
-    let mut reports = reports;
-    reports.retain(|(at, _, fault)| counts(*at, fault));
+    let reports: Vec<_> = reports
+        .iter()
+        .filter(|(at, _, fault)| counts(*at, fault))
+        .copied()
+        .collect();
+    // What the exit code says of a rank that did not report why it ended.
+    let silent = |end: &End| {
+        let what = match end.code()? {
+            // Wrong usage is not reported: the rank has printed its own line.
+            2 => return Some(Verdict::Told(2)),
+            0 => EARLY.to_owned(),
+            code => format!(
+                "the process ended with exit code {code} and did not report why; does a kernel plugin call exit?"
+            ),
+        };
+        Some(because(FaultKind::PeerDied, end.rank, "run", &what))
+    };
     if let Some(fault) = cause(&reports) {
-        return again(fault);
+        // Who sees that a rank is gone can only guess why.
+        let mut gone = ends.iter().filter(|end| end.rank == fault.rank);
+        let gone = gone.find(|end| !has_reported(end.rank) && end.interrupted_by().is_none());
+        let gone = gone.filter(|_| fault.kind == FaultKind::PeerDied);
+        return gone.and_then(silent).unwrap_or_else(|| again(fault));
     }
     if job.aborted_after.is_some() {
         let what = "aborted by a second interrupt; what was in flight is lost";
         return because(FaultKind::Interrupted, RANK_0, "run", what);
     }
-    let mut codes = ends.iter().filter_map(|end| Some((end, end.code()?)));
-    match codes.find(|(end, _)| !end.is_good()) {
-        // Wrong usage is not reported: the rank has printed its own line.
-        Some((_, 2)) => return Verdict::Told(2),
-        Some((end, code)) => {
-            let what = format!(
-                "the process ended with exit code {code} and did not report why; \
-                 does a kernel plugin call exit?"
-            );
-            return because(FaultKind::PeerDied, end.rank, "run", &what);
-        }
-        None => {}
+    if let Some(said) = ends.iter().filter(|end| !end.is_good()).find_map(silent) {
+        return said;
     }
     let mut others = ends.iter().filter(|end| end.rank != RANK_0);
     if let Some(early) = others.find(|end| end.is_good() && !job.is_served) {

@@ -216,6 +216,13 @@ where
         });
     }
 
+    /// More is known of why the rank was lost that was lost last.
+    pub fn explain(&mut self, why: Fault) {
+        if let Some(restart) = self.restarts.last_mut() {
+            restart.fault = why;
+        }
+    }
+
     /// No other rank takes part in the end of the edges and groups.
     pub(super) fn leave_alone(&mut self) {
         let groups = self.groups.iter_mut().flatten();

@@ -39,8 +39,14 @@ struct Process {
     has_said_goodbye: bool,
     /// Signals that asked for an end.
     asked: u32,
+    /// Its channels have ended, and its process will with this status.
+    ends: Option<i32>,
     /// Its exit status was not heard yet.
     unheard: Option<i32>,
+    /// The supervisor killed it while it lived.
+    by_us: bool,
+    /// What a person must be told where it was ended here: if it is started again, and if the job ends for it.
+    fate: Option<[&'static str; 2]>,
 }
 
 /// What may still be done to a job.
@@ -100,6 +106,7 @@ pub(super) struct World {
 pub(super) enum Move {
     GoOn(usize),
     Hear,
+    End(usize),
     HearEnd(usize),
     Kill(usize),
     Exit(usize),
@@ -118,7 +125,10 @@ impl World {
             is_stopped: false,
             has_said_goodbye: false,
             asked: 0,
+            ends: None,
             unheard: None,
+            by_us: false,
+            fate: None,
         };
         let rank = |at: &usize| Rank::new(*at as u32);
         let terms = Terms {
@@ -153,7 +163,8 @@ impl World {
     }
 
     fn start(&mut self, at: usize) {
-        assert!(self.ranks[at].step == Step::Dead && self.ranks[at].unheard.is_none());
+        let was = &self.ranks[at];
+        assert!(was.step == Step::Dead && was.ends.is_none() && was.unheard.is_none());
         self.starts[at] += 1;
         let rank = Rank::new(at as u32);
         let pid = 100 * (rank.get() + 1) + self.starts[at];
@@ -163,7 +174,10 @@ impl World {
             is_stopped: false,
             has_said_goodbye: false,
             asked: 0,
+            ends: None,
             unheard: None,
+            by_us: false,
+            fate: None,
         };
         self.happens(Event::Started(rank, pid));
     }
@@ -176,6 +190,7 @@ impl World {
                     let at = self.place(pid);
                     self.was_killed[at] |= self.ranks[at].step != Step::Dead;
                     self.killed = Some(self.now);
+                    self.ranks[at].by_us |= self.ranks[at].unheard.is_none();
                     self.dies(at, KILLED);
                 }
                 Action::Pass(pid, signal) => {
@@ -187,7 +202,13 @@ impl World {
                     }
                 }
                 Action::Ask(_) => panic!("the user did not ask"),
-                Action::Say(_) | Action::SayDrain(_) | Action::Log(_) => {}
+                Action::Say(line) => {
+                    let told = |at: &usize| line.starts_with(&format!("pp: rank {at} is gone: "));
+                    let at = (0..self.case.world).find(told).expect("a rank is gone");
+                    let [fate, _] = self.ranks[at].fate.unwrap_or_default();
+                    assert!(line.contains(fate), "it was {fate}: {line}");
+                }
+                Action::TellLoss(_) | Action::SayDrain(_) | Action::Log(_) => {}
                 Action::NotRecorded(why) => panic!("{why}"),
             }
         }
@@ -198,7 +219,7 @@ impl World {
         let place = place.expect("a process of this job");
         let rank = &self.ranks[place];
         assert!(
-            rank.step != Step::Dead || rank.unheard.is_some(),
+            rank.step != Step::Dead || rank.ends.or(rank.unheard).is_some(),
             "a signal to a process that was reaped"
         );
         place
@@ -207,8 +228,14 @@ impl World {
     pub(super) fn dies(&mut self, at: usize, status: i32) {
         if self.ranks[at].step != Step::Dead {
             self.ranks[at].step = Step::Dead;
-            self.ranks[at].unheard = Some(status);
+            self.ranks[at].ends = Some(status);
         }
+    }
+
+    /// The end of a process is noticed once all that it reported is heard.
+    fn can_hear_end(&self, at: usize) -> bool {
+        let rank = &self.ranks[at];
+        rank.unheard.is_some() && self.pipe.iter().all(|report| report.pid != rank.pid)
     }
 
     pub(super) fn reports(&mut self, at: usize, report: Report) {
@@ -353,7 +380,8 @@ impl World {
             let rank = &self.ranks[at];
             let lives = rank.step != Step::Dead;
             moves.extend(self.can_go_on(at).then_some(Move::GoOn(at)));
-            moves.extend(rank.unheard.map(|_| Move::HearEnd(at)));
+            moves.extend(rank.ends.map(|_| Move::End(at)));
+            moves.extend(self.can_hear_end(at).then_some(Move::HearEnd(at)));
             moves.extend((lives && self.left.kills > 0).then_some(Move::Kill(at)));
             moves.extend((lives && self.left.exits > 0).then_some(Move::Exit(at)));
             let may_stop = lives && !rank.is_stopped && self.left.stops > 0;
@@ -363,7 +391,8 @@ impl World {
         moves.extend((self.left.noise > 0).then_some(Move::Noise));
         moves.extend((self.left.signals > 0).then_some(Move::Signal));
         // What lies in the pipe is read, and an end noticed, long before any deadline.
-        let is_heard = self.pipe.is_empty() && self.ranks.iter().all(|rank| rank.unheard.is_none());
+        let is_over = |rank: &Process| rank.ends.or(rank.unheard).is_none();
+        let is_heard = self.pipe.is_empty() && self.ranks.iter().all(is_over);
         let waits = self.core.due().is_some() && is_heard;
         moves.extend((waits && (self.left.ticks > 0 || moves.is_empty())).then_some(Move::Time));
         moves
@@ -376,20 +405,27 @@ impl World {
                 let report = self.pipe.pop_front().expect("there is one");
                 self.happens(Event::Reported(report));
             }
+            Move::End(at) => self.ranks[at].unheard = self.ranks[at].ends.take(),
             Move::HearEnd(at) => {
-                let status = self.ranks[at].unheard.take().expect("it ended");
+                let rank = &mut self.ranks[at];
+                let status = rank.unheard.take().or_else(|| rank.ends.take());
+                let status = status.expect("it ended");
                 let status = Some(std::process::ExitStatus::from_raw(status));
-                self.happens(Event::Ended(Rank::new(at as u32), status));
+                let by_us = rank.by_us;
+                self.happens(Event::Ended(Rank::new(at as u32), status, by_us));
             }
             Move::Kill(at) => {
                 self.left.kills -= 1;
                 self.hurts(at);
+                self.ranks[at].fate = Some(["killed by signal 9 (SIGKILL)", "ended by signal 9"]);
                 self.dies(at, KILLED);
             }
             Move::Exit(at) => {
                 self.left.exits -= 1;
                 self.hurts(at);
                 self.rank_0_left = (at == 0).then_some(self.now).or(self.rank_0_left);
+                self.ranks[at].fate =
+                    Some(["ended with exit code 0", "a kernel plugin call exit?"]);
                 self.dies(at, 0);
             }
             Move::Noise => {
@@ -500,6 +536,14 @@ impl World {
         {
             let says_nothing = fault.detail.as_str().contains("did not end in good order");
             assert!(!says_nothing, "no reason is given");
+        }
+        if let Verdict::Fault(fault, _) = &verdict
+            && fault.kind == FaultKind::PeerDied
+        {
+            let [_, fate] = self.ranks[fault.rank.get() as usize]
+                .fate
+                .unwrap_or_default();
+            assert!(fault.detail.as_str().contains(fate), "{fate}: {fault}");
         }
         let was_hurt = |rank: Rank| self.hurt[rank.get() as usize];
         match (&verdict, self.hurt[0], signals) {
