@@ -26,8 +26,9 @@ use crate::threads::start_thread;
 pub(crate) enum Report {
     /// It ends, because of this.
     Exiting(Fault),
-    /// Rank 0 gave this process of this rank up, because of this, and wants another.
-    PeerLost(Rank, TargetProcess, Fault),
+    /// Rank 0 gave this process of this rank up, because of this, and wants another. These chunks were in flight, if the
+    /// ranks were connected.
+    PeerLost(Rank, TargetProcess, Fault, Option<Chunks>),
     /// Rank 0 says: all ranks are connected.
     Connected,
     /// This rank takes signals.
@@ -41,6 +42,9 @@ pub(crate) enum Report {
     /// This rank could not write its flight recording, because of this.
     NotRecorded(Fault),
 }
+
+/// The first chunk and the last.
+pub(crate) type Chunks = (u64, u64);
 
 /// Which process of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,7 +73,7 @@ impl Reported {
 }
 
 /// Bytes of a report, at the most.
-const MAX_BYTES: usize = 32 + Fault::MAX_BYTES;
+const MAX_BYTES: usize = 64 + Fault::MAX_BYTES;
 
 /// As it goes through the pipe, behind its length. `None` is a mark of the supervisor.
 fn encode(reported: Option<Reported>) -> postcard::Result<Vec<u8>> {

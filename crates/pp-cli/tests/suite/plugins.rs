@@ -282,10 +282,11 @@ fn a_sink_may_give_smaller_frames() {
 }
 
 #[test]
-fn a_plugin_that_does_not_return_ends_the_job_by_name() {
+fn a_plugin_that_does_not_return_ends_the_job_by_name_and_one_that_crashes_is_tried_twice() {
     let folder = folder("alone");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
     let output = folder.file("out.y4m");
+    let again = "ended twice with chunk";
     for (fault, args, code, words) in [
         (
             "FAULT_EXIT",
@@ -304,6 +305,12 @@ fn a_plugin_that_does_not_return_ends_the_job_by_name() {
             &["--ranks", "1"],
             9,
             &["phase_b: no progress"],
+        ),
+        (
+            "FAULT_CRASH",
+            &["--restarts", "3"],
+            7,
+            &["SIGSEGV", again, "1 of 3"],
         ),
     ] {
         let mut command = pp(&["run", "--denoise-steps", "0", "--frames-per-chunk", "2"]);

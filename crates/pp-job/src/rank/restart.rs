@@ -26,7 +26,7 @@ use crate::RANK_0;
 use crate::end::{log_aside, say_aside};
 use crate::error::{Error, caught};
 use crate::job::ThisRank;
-use crate::reports::{Report, TargetProcess};
+use crate::reports::{Chunks, Report, TargetProcess};
 
 /// What a rank needs to meet the others.
 pub(super) struct Meeting<'a, T> {
@@ -70,7 +70,7 @@ where
     loop {
         let is_over = causes.len() as u64 >= u64::from(restarts);
         // Said at once: the next process loads what it needs while the communicators end.
-        let ask_for_another = |process: TargetProcess, fault: &Fault| {
+        let ask_for_another = |process: TargetProcess, fault: &Fault, chunks: Option<Chunks>| {
             if is_over {
                 return;
             }
@@ -79,7 +79,7 @@ where
             if this.rank() != RANK_0 {
                 return;
             }
-            let report = Report::PeerLost(fault.rank, process, fault.clone());
+            let report = Report::PeerLost(fault.rank, process, fault.clone(), chunks);
             context.reporter.tell(report);
             if !is_supervised {
                 say_that_it_is_awaited(fault, within);
@@ -146,7 +146,9 @@ where
                     let pid = pids.iter().find(|(rank, _)| *rank == fault.rank);
                     let process =
                         pid.map_or(TargetProcess::Unknown, |(_, pid)| TargetProcess::This(*pid));
-                    ask_for_another(process, fault);
+                    let chunks = run.in_flight();
+                    let chunks = chunks.map(|(first, last)| (first.get(), last.get()));
+                    ask_for_another(process, fault, chunks);
                 }
                 watch.close();
                 if driven.is_err() {
@@ -172,7 +174,7 @@ where
             }
             Err(missed) => {
                 let (fault, process) = again(this, missed, &causes)?;
-                ask_for_another(process, &fault);
+                ask_for_another(process, &fault, None);
                 fault
             }
         };

@@ -170,7 +170,7 @@ impl Core {
         let others = (0..).map(Rank::new).zip(&self.ranks).skip(1);
         let mut stay = others.filter(|(_, place)| !place.may_restart);
         if !stay.any(|(rank, _)| self.job.blames(lost.pid, rank)) {
-            return self.restart(lost);
+            return self.restart(lost, now);
         }
         // The end of the one that it blames is read late.
         if let Some(place) = self.at(lost.rank) {
@@ -178,13 +178,18 @@ impl Core {
         }
     }
 
-    /// Starts another process in the place of this one.
-    fn restart(&mut self, lost: End) {
+    /// Starts another process in the place of this one, unless the same chunk has ended both.
+    fn restart(&mut self, lost: End, now: Instant) {
         let rank = lost.rank;
         let Some(place) = self.ranks.get_mut(rank.get() as usize) else {
             return;
         };
         let (fault, why) = place.lose(&lost, &self.job.reports);
+        if let Some(again) = place.ended_twice(&fault) {
+            self.job.not_replaced.get_or_insert(again);
+            self.settle(lost, now);
+            return self.end_within(PATIENCE, now);
+        }
         self.job.used += 1;
         let (used, of) = (self.job.used, self.job.restarts);
         self.actions.extend([
@@ -302,12 +307,13 @@ impl Core {
             }
             Report::SignalsReady => self.hears(report.rank, report.pid),
             Report::Connected => self.met(now),
-            Report::PeerLost(rank, target, fault) => {
+            Report::PeerLost(rank, target, fault, chunks) => {
                 self.actions.push(Action::Log(format!(
                     "rank 0 gave rank {rank} up fault={fault} target={target:?}"
                 )));
                 if let Some(place) = self.at(*rank).filter(|_| *rank != RANK_0) {
                     place.given_up = Some(fault.clone());
+                    place.in_flight = *chunks;
                     self.vigil.resume(now);
                     self.all_meet_again(*rank, now);
                     self.replace(*rank, *target, report.pid, now);
@@ -482,7 +488,7 @@ impl Core {
         self.actions
             .push(Action::Log(format!("a rank is missed fault={fault}")));
         if !self.may_restart(rank) {
-            self.job.missed.get_or_insert(fault);
+            self.job.not_replaced.get_or_insert(fault);
             self.end_within(PATIENCE, now);
         } else if let Some(place) = self.at(rank) {
             place.given_up = Some(fault);
@@ -501,7 +507,7 @@ impl Core {
             let late = gone.and_then(|gone| gone.take_if(|(_, until)| now >= *until));
             if let Some((end, _)) = late {
                 if self.is_awaited(rank) && self.has_met && self.may_restart(rank) {
-                    self.restart(end);
+                    self.restart(end, now);
                 } else {
                     self.settle(end, now);
                 }

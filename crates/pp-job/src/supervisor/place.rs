@@ -1,11 +1,11 @@
-//! What a supervisor knows of one rank.
+//! What a supervisor knows of one rank, and when the same chunk has ended it twice.
 
 use std::time::Instant;
 
 use pp_contract::Fault;
 
 use super::verdict::End;
-use crate::reports::Reported;
+use crate::reports::{Chunks, Reported};
 
 /// A process that runs.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,12 @@ pub(super) struct Place {
     pub(super) kill_at: Option<Instant>,
     /// Why a process was given up, by rank 0 or here.
     pub(super) given_up: Option<Fault>,
+    /// The chunks in flight when rank 0 gave the process up.
+    pub(super) in_flight: Option<Chunks>,
+    /// Those that were when the rank ended last by its own doing.
+    pub(super) ended_with: Option<Chunks>,
+    /// Those that were the two last times.
+    pub(super) ended_twice_with: Option<Chunks>,
     /// The process ended, and rank 0 has not said yet whether it wants another.
     pub(super) gone: Option<(End, Instant)>,
     /// Rank 0 is not connected with this rank, and takes any process of it that comes.
@@ -45,6 +51,33 @@ impl Place {
     /// The process ended for good like this. Gives why, and in words.
     pub(super) fn lose(&mut self, lost: &End, reports: &[Reported]) -> (Fault, String) {
         (self.replaced, self.gone) = (None, None);
+        let is_own_doing = lost.is_own_doing(reports);
+        let in_flight = self.in_flight.take().filter(|_| is_own_doing);
+        let again = in_flight.and_then(|now| in_both(self.ended_with.replace(now)?, now));
+        self.ended_twice_with = again;
         lost.why(reports, self.given_up.take())
     }
+
+    /// The fault of a rank that has ended twice by its own doing while the same chunk was in flight: it would a third time.
+    pub(super) fn ended_twice(&self, fault: &Fault) -> Option<Fault> {
+        let chunks = match self.ended_twice_with? {
+            (first, last) if first == last => format!("chunk {first}"),
+            (first, last) => format!("chunks {first} to {last}"),
+        };
+        let why = &fault.detail;
+        let detail =
+            format!("it ended twice with {chunks} in flight, and is not started again: {why}");
+        Some(Fault::new(
+            fault.kind,
+            fault.rank,
+            fault.operation.as_str(),
+            detail,
+        ))
+    }
+}
+
+/// The chunks that were in flight at both ends of a rank. A chunk that ends the rank each time is among them.
+fn in_both(first: Chunks, second: Chunks) -> Option<Chunks> {
+    let both = (first.0.max(second.0), first.1.min(second.1));
+    (both.0 <= both.1).then_some(both)
 }

@@ -194,7 +194,10 @@ fn a_rank_0_that_asks_for_one_restart_too_many_gives_the_reason() {
     world.make(Move::HearEnd(1));
     let rank = Rank::new(1);
     let fault = Fault::new(FaultKind::PeerDied, rank, "run", "the connection ended");
-    world.reports(0, Report::PeerLost(rank, TargetProcess::Unknown, fault));
+    world.reports(
+        0,
+        Report::PeerLost(rank, TargetProcess::Unknown, fault, None),
+    );
     world.make(Move::Hear);
     while !world.core.is_over() {
         let moves = world.moves();
@@ -226,7 +229,10 @@ fn a_rank_that_blames_one_that_stays_waits_for_its_end() {
         world.reports(1, Report::Exiting(lost(Rank::new(2))));
         world.dies(1, 1);
         let rank = Rank::new(1);
-        world.reports(0, Report::PeerLost(rank, TargetProcess::Any, lost(rank)));
+        world.reports(
+            0,
+            Report::PeerLost(rank, TargetProcess::Any, lost(rank), None),
+        );
         world.make(Move::Hear);
         let last = [Move::Hear, Move::HearEnd(1)];
         for what in if asks_first { last } else { [last[1], last[0]] } {
@@ -270,7 +276,10 @@ fn ranks_that_are_lost_together_start_again_together() {
     assert_eq!(world.starts, [1, 1, 1]);
     let rank = Rank::new(1);
     let fault = Fault::new(FaultKind::PeerDied, rank, "run", "the connection ended");
-    world.reports(0, Report::PeerLost(rank, TargetProcess::Unknown, fault));
+    world.reports(
+        0,
+        Report::PeerLost(rank, TargetProcess::Unknown, fault, None),
+    );
     world.make(Move::Hear);
     assert_eq!(world.starts, [1, 2, 2]);
 }
@@ -304,5 +313,65 @@ fn a_rank_that_was_killed_has_its_time_to_end() {
         let later = world.now + Duration::from_secs(seconds);
         world.core.handle(Event::Tick, later);
         assert_eq!(world.core.is_over(), is_over, "after {seconds} s");
+    }
+}
+
+/// In the walk rank 0 names no chunks.
+#[test]
+fn a_rank_that_ends_twice_by_its_own_doing_with_a_chunk_in_flight_ends_the_job() {
+    const SEGV: i32 = 11;
+    const PANIC: i32 = 1 << 8;
+    for (status, first, second, said) in [
+        (
+            SEGV,
+            (3, 6),
+            (5, 8),
+            Some("ended twice with chunks 5 to 6 in flight"),
+        ),
+        (
+            PANIC,
+            (3, 6),
+            (6, 9),
+            Some("ended twice with chunk 6 in flight"),
+        ),
+        (SEGV, (3, 6), (7, 9), None),
+        (KILLED, (3, 6), (3, 6), None),
+    ] {
+        let mut world = World::new(
+            Case {
+                restarts: 3,
+                ..PAIR
+            },
+            CALM,
+        );
+        for chunks in [first, second] {
+            world.make(Move::GoOn(1));
+            world.make(Move::Hear);
+            world.reports(0, Report::Connected);
+            world.make(Move::Hear);
+            let rank = Rank::new(1);
+            let fault = Fault::new(FaultKind::PeerDied, rank, "run", "the connection ended");
+            let process = TargetProcess::This(world.pid(1));
+            world.dies(1, status);
+            world.reports(0, Report::PeerLost(rank, process, fault, Some(chunks)));
+            world.make(Move::Hear);
+            world.make(Move::HearEnd(1));
+        }
+        assert_eq!(world.starts[1], if said.is_some() { 2 } else { 3 });
+        let Some(said) = said else {
+            continue;
+        };
+        while !world.core.is_over() {
+            let moves = world.moves();
+            world.make(*moves.last().expect("it goes on"));
+        }
+        let Verdict::Fault(fault, None) = world.core.verdict() else {
+            panic!("it is no fault");
+        };
+        let text = fault.to_string();
+        assert!(
+            text.contains(said) && text.contains("; 1 of 3 restarts"),
+            "{text}"
+        );
     }
 }

@@ -5,7 +5,7 @@ use std::process::ExitStatus;
 
 use pp_contract::{Fault, FaultKind, Rank};
 use rustix::process::Signal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGTERM};
 
 use crate::RANK_0;
 use crate::error::code_of;
@@ -60,6 +60,18 @@ impl End {
         })
     }
 
+    /// Whether it ended because of what it did, and was not stopped, killed or left by another.
+    pub(super) fn is_own_doing(&self, reports: &[Reported]) -> bool {
+        let outside = [SIGINT, SIGTERM, SIGHUP, SIGKILL];
+        let is_outside = self
+            .signal()
+            .is_some_and(|signal| outside.contains(&signal));
+        match self.reported(reports) {
+            Some(fault) => fault.rank == self.rank && fault.kind != FaultKind::Interrupted,
+            None => !is_outside && self.interrupted_by().is_none(),
+        }
+    }
+
     /// Why the rank is gone, and in words: what it reported itself, or why it was given up and killed here, or how it ended.
     pub(super) fn why(&self, reports: &[Reported], given_up: Option<Fault>) -> (Fault, String) {
         match self
@@ -112,8 +124,8 @@ pub(super) struct Ends {
     pub(super) interrupted: bool,
     /// How many reports there were when a second interrupt came. What came later came of it.
     pub(super) aborted_after: Option<usize>,
-    /// Why a rank that gave no sign of life was ended, if it was not replaced.
-    pub(super) missed: Option<Fault>,
+    /// Why a rank that ended, or was ended for giving no sign of life, was not replaced.
+    pub(super) not_replaced: Option<Fault>,
     /// Rank 0 has everything of the other ranks, which may end as they like.
     pub(super) is_served: bool,
     /// Rank 0 has done its work, or cannot say so any more.
@@ -189,8 +201,8 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
         let what = "interrupted before the ranks were ready";
         return because(FaultKind::Interrupted, RANK_0, "set up", what);
     }
-    if let Some(missed) = &job.missed {
-        return again(missed);
+    if let Some(fault) = &job.not_replaced {
+        return again(fault);
     }
     // A rank that somebody killed is the cause of whatever the others report; one that said why it
     // ends, and crashed on its way out, is not; nor is one that rank 0 needed no more.
@@ -338,7 +350,7 @@ mod tests {
                 reports: report.into_iter().collect(),
                 interrupted: false,
                 aborted_after: None,
-                missed: None,
+                not_replaced: None,
                 is_served,
                 is_finished,
                 restarts: 0,

@@ -53,7 +53,7 @@ impl<L, C, W> RankCore<L, C, W> {
             let arrived = waiting.filter_map(|(ticket, record)| is_here(record).then_some(ticket));
             here.extend(arrived.map(|ticket| ticket.chunk));
         }
-        let mut needed = self.ledger.iter().flat_map(Ledger::not_accepted);
+        let mut needed = self.not_accepted();
         needed.all(|chunk| here.contains(&chunk))
     }
 

@@ -411,6 +411,11 @@ impl<L, C, W> RankCore<L, C, W> {
         self.ledger.as_ref().is_some_and(Ledger::holds_chunk)
     }
 
+    /// Chunks that were admitted, and that the sink does not have; none on a rank without the source.
+    pub fn not_accepted(&self) -> impl Iterator<Item = ChunkIndex> {
+        self.ledger.iter().flat_map(Ledger::not_accepted)
+    }
+
     /// Whether a chunk waits or is worked on here, or was admitted here and not accepted.
     pub fn is_busy(&self) -> bool {
         self.in_flight() > 0 || !self.stages.iter().all(StageState::is_empty)

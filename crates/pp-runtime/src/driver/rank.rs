@@ -216,6 +216,12 @@ where
         });
     }
 
+    /// The first and the last chunk that the sink does not have; none on a rank without the source.
+    pub fn in_flight(&self) -> Option<(ChunkIndex, ChunkIndex)> {
+        let first = self.core.not_accepted().next()?;
+        Some((first, self.core.not_accepted().last()?))
+    }
+
     /// More is known of why the rank was lost that was lost last.
     pub fn explain(&mut self, why: Fault) {
         if let Some(restart) = self.restarts.last_mut() {

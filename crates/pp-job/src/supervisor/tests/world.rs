@@ -225,6 +225,10 @@ impl World {
         place
     }
 
+    pub(super) fn pid(&self, at: usize) -> u32 {
+        self.ranks[at].pid
+    }
+
     pub(super) fn dies(&mut self, at: usize, status: i32) {
         if self.ranks[at].step != Step::Dead {
             self.ranks[at].step = Step::Dead;
@@ -371,7 +375,7 @@ impl World {
         let rank = Rank::new(lost as u32);
         let fault = Fault::new(why, rank, "run", "a fault");
         let target = TargetProcess::This(pid);
-        self.reports(0, Report::PeerLost(rank, target, fault));
+        self.reports(0, Report::PeerLost(rank, target, fault, None));
     }
 
     pub(super) fn moves(&self) -> Vec<Move> {
