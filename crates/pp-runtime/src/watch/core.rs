@@ -394,14 +394,18 @@ impl<T> Core<T> {
         let Some(interval) = self.heartbeat.filter(|_| now >= self.next_beat) else {
             return false;
         };
-        let was_away = now.saturating_duration_since(self.next_beat) >= interval;
+        // This thread was to run then, and did not get the CPU.
+        let late = now.saturating_duration_since(self.next_beat);
+        let was_away = late >= interval;
         self.next_beat = now + interval;
         for at in 0..self.peers.len() {
             let peer = &mut self.peers[at];
             if peer.presence == Presence::There {
-                if was_away {
-                    peer.heard = now;
-                }
+                // The rank's own sleep explains as much silence.
+                peer.heard = match was_away {
+                    true => now,
+                    false => now.min(peer.heard + late),
+                };
                 self.send(at, Message::Heartbeat, now + SEND_WITHIN);
             }
         }
@@ -422,7 +426,8 @@ impl<T> Core<T> {
             let silence = now.saturating_duration_since(peer.heard);
             if peer.presence == Presence::There && silence >= interval * MISSED_HEARTBEATS {
                 let what = format!(
-                    "nothing heard for {} ms{when}; is it stopped, or its host or network gone?",
+                    "nothing heard for {} ms{when}; is it stopped, its host or network gone, or a machine overloaded? Then \
+                     raise PP_HEARTBEAT_MS",
                     silence.as_millis()
                 );
                 let fault = Fault::new(FaultKind::TimedOut, peer.rank, "heartbeat", what);

@@ -106,6 +106,31 @@ fn a_peer_that_was_busy_is_told_again() {
     walk_all(&[Raise, Busy, Tick]);
 }
 
+/// It wakes up for its heartbeats, and late by less than one.
+#[test]
+fn silence_that_a_ranks_own_sleep_explains_is_no_fault() {
+    const BEAT: Duration = Duration::from_millis(100);
+    for (late, silent_for) in [(0, 300), (20, 360), (80, 540)] {
+        let start = Instant::now();
+        let mut core: Core<u8> = Core::new([Rank::new(1)], Some(BEAT), BEAT, start);
+        let mut now = start;
+        core.handle(Event::Tick, now);
+        let fault = loop {
+            now += BEAT + Duration::from_millis(late);
+            core.handle(Event::Tick, now);
+            if let Some(fault) = core.take_fault() {
+                break fault;
+            }
+        };
+        assert_eq!(now - start, Duration::from_millis(silent_for));
+        let text = fault.to_string();
+        assert!(
+            text.contains("overloaded? Then raise PP_HEARTBEAT_MS"),
+            "{text}"
+        );
+    }
+}
+
 fn fault(rank: u32) -> Fault {
     Fault::new(FaultKind::PeerDied, Rank::new(rank), "watch", "gone")
 }
