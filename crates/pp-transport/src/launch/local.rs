@@ -29,6 +29,9 @@ pub struct LocalJob {
 }
 
 impl LocalJob {
+    /// How the id of such a job begins.
+    pub(crate) const ID_PREFIX: &str = "local/";
+
     /// Every variable that [`Launch::from_env`] reads. Remove them from a child's environment
     /// before setting [`LocalJob::env`], so that an outer launcher does not shine through.
     pub const LAUNCHER_VARIABLES: &'static [&'static str] = &[
@@ -66,7 +69,7 @@ impl LocalJob {
         let secret = JobSecret::random();
         Self {
             world_size,
-            id: format!("local/{}", hex(&random_bytes::<8>())),
+            id: format!("{}{}", Self::ID_PREFIX, hex(&random_bytes::<8>())),
             file: in_memory(&secret).ok().map(Arc::new),
             secret,
         }

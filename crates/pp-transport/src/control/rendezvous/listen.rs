@@ -13,7 +13,7 @@ use rustix::net::{SocketFlags, acceptfrom_with};
 use super::error::RendezvousError;
 use crate::control::secure::JobKey;
 use crate::control::socket::{Connected, Socket, SocketKind, retry, trusted_pid};
-use crate::launch::{Address, Launch, Via};
+use crate::launch::{Address, Launch, LocalJob, Via};
 
 /// Callers that the kernel holds until they are accepted; more than a crowd can send while rank 0
 /// looks at those before them. The system's `net.core.somaxconn` caps it.
@@ -23,6 +23,9 @@ const PORT_TAKEN: &str = "another program has the port, or another run of this j
                           a free port on every rank";
 const NAME_TAKEN: &str = "another rank 0 of this job runs on this host: end it, or give this run \
                           its own PP_JOB_ID on every rank";
+const TWICE_HERE: &str = "another rank 0 of this job runs on this host: a supervised `Job::run` runs main once for each \
+                          rank, so a program has one; give every other job one rank and `Config::alone`, or start the \
+                          ranks of each with a PP_JOB_ID of its own";
 const NOT_OURS: &str = "set MASTER_ADDR to an address of rank 0's host, on every rank";
 
 /// The address of a caller. An IPv6 network of 64 bits counts as one, since one host may have it whole.
@@ -59,7 +62,7 @@ impl Listener {
     pub(super) fn open_all(launch: &Launch, key: &JobKey) -> Result<Vec<Self>, RendezvousError> {
         let mut listeners = Vec::new();
         if launch.via() != Via::Tcp {
-            listeners.push(Self::unix(launch.rank(), &key.socket_name())?);
+            listeners.push(Self::unix(launch, &key.socket_name())?);
         }
         if let Some(address) = launch.address().filter(|_| launch.via() != Via::Unix) {
             Self::tcp(launch.rank(), address, &mut listeners)?;
@@ -80,17 +83,22 @@ impl Listener {
         })
     }
 
-    fn unix(rank: Rank, name: &str) -> Result<Self, RendezvousError> {
+    fn unix(launch: &Launch, name: &str) -> Result<Self, RendezvousError> {
+        let is_supervised = launch.job_id().starts_with(LocalJob::ID_PREFIX);
         let at = || format!("unix:@{name}");
         let address = std::os::unix::net::SocketAddr::from_abstract_name(name);
         address
             .and_then(|address| UnixListener::bind_addr(&address))
             .and_then(|listener| Self::new(listener, SocketKind::Unix, at()))
             .map_err(|source| RendezvousError::Listen {
-                rank,
+                rank: launch.rank(),
                 at: at(),
                 source,
-                remedy: NAME_TAKEN,
+                remedy: if is_supervised {
+                    TWICE_HERE
+                } else {
+                    NAME_TAKEN
+                },
             })
     }
 

@@ -152,6 +152,24 @@ fn second_rank_0_is_refused_by_name() {
 }
 
 #[test]
+fn a_second_job_of_a_supervised_program_is_told_how_to_run_two() {
+    let local = LocalJob::new(world(2));
+    let (say, ended) = std::sync::mpsc::channel();
+    let start = |rank| {
+        let launch = local.launch(Rank::new(rank)).unwrap();
+        let (say, options) = (say.clone(), Job::new(2, Via::Unix).options);
+        std::thread::spawn(move || say.send(rendezvous(&launch, &options).map(drop)));
+    };
+    start(0);
+    start(0);
+    let error = ended.recv().unwrap().unwrap_err().to_string();
+    assert!(error.contains("runs main once for each rank"), "{error}");
+    start(1);
+    ended.recv().unwrap().unwrap();
+    ended.recv().unwrap().unwrap();
+}
+
+#[test]
 fn port_in_use_names_the_remedy() {
     let job = Job::new(2, Via::Tcp);
     let _other = TcpListener::bind(("127.0.0.1", job.port)).unwrap();
