@@ -11,13 +11,23 @@ pub(crate) fn heard() -> Vec<i32> {
 
 /// Those that ask for an end and were not ignored when this process began.
 pub fn asking() -> Vec<i32> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    let is_ignored = |signal: &i32| ignored.unwrap_or(0) & (1 << (signal - 1)) != 0;
+    let ignored = in_mask("SigIgn:");
     let mut asking = vec![SIGINT, SIGTERM, SIGHUP];
-    asking.retain(|signal| !is_ignored(signal));
+    asking.retain(|signal| !ignored(*signal));
     asking
+}
+
+/// Tells which signals have a handler in this process now.
+pub(crate) fn handled() -> impl Fn(i32) -> bool {
+    in_mask("SigCgt:")
+}
+
+/// Tells which signals are in this mask of the process now.
+fn in_mask(name: &str) -> impl Fn(i32) -> bool + use<> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix(name));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    move |signal| mask.unwrap_or(0) & (1 << (signal - 1)) != 0
 }
 
 /// As it is written everywhere: `SIGTERM`.

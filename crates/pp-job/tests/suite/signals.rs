@@ -1,7 +1,11 @@
-//! A signal acts on the jobs that run, and on none that has ended. Signals are the process's, so each test here has a
-//! process of its own. A shell may ignore SIGINT for a program in the background, so the signal is SIGTERM.
+//! A signal acts on the jobs that run, and on none that has ended; then a handler of the program alone acts. Signals are
+//! the process's, so each test here has a process of its own. A shell may ignore SIGINT for a program in the background,
+//! so the signal is SIGTERM.
 
 use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use pp_job::prelude::*;
 use pp_testing::{Toy, ToySink, ToySource};
@@ -12,6 +16,8 @@ fn a_signal_drains_the_job_that_runs_and_forgets_the_one_that_failed() {
     if !pp_testing::alone!() {
         return;
     }
+    let seen = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGUSR1, Arc::clone(&seen)).unwrap();
     let config = Config::alone(|_| None).unwrap();
     let pipeline = "a@0 -> c@0".parse().unwrap();
     let is_asked = Cell::new(false);
@@ -38,4 +44,11 @@ fn a_signal_drains_the_job_that_runs_and_forgets_the_one_that_failed() {
     run(true).unwrap_err();
     let ended = run(false).unwrap_err();
     assert!(matches!(ended, Error::Interrupted(15)), "{ended:?}");
+    // Longer than a signal counts as meant for the job, and then until it would have ended this process.
+    std::thread::sleep(Duration::from_millis(1300));
+    kill_process(getpid(), Signal::USR1).unwrap();
+    while !seen.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(300));
 }
