@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use pp_contract::{Fault, FaultKind};
 use pp_transport::control::Message;
-use signal_hook::consts::SIGUSR1;
+use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
@@ -131,7 +131,26 @@ impl Context {
                 self.say_once(signal);
                 switch.request_drain(signal);
             }
-            SignalTarget::AwaitingReplacement | SignalTarget::Finished(_) => self.say_once(signal),
+            SignalTarget::AwaitingReplacement => {
+                self.say_once(signal);
+                self.end_if_terminated();
+            }
+            SignalTarget::Finished(_) => self.say_once(signal),
+        }
+    }
+
+    /// This rank waits for another. A drain cannot happen without that one, and a launcher that ends the job starts none:
+    /// SIGTERM ends the wait. A supervisor starts the rank again.
+    pub(crate) fn end_if_terminated(self: &Arc<Self>) {
+        let mut state = self.signals.state();
+        let is_terminated = state.first == Some(SIGTERM as u8) && !self.is_supervised();
+        if is_terminated && matches!(state.target, SignalTarget::AwaitingReplacement) {
+            // The driver's thread and that of the signals may both be here; one ends the process.
+            state.target = SignalTarget::Process;
+            drop(state);
+            let what =
+                "interrupted by SIGTERM while a lost rank was awaited; what was in flight is lost";
+            self.end_interrupted("run", what);
         }
     }
 

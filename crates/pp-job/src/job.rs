@@ -110,6 +110,16 @@ impl<'a> Job<'a> {
                     .into(),
             ));
         }
+        let together = self.config.launch.as_ref();
+        if self.restarts > 0
+            && let Some(launch) = together.filter(|launch| launch.is_all_or_none())
+        {
+            return Err(Error::Usage(format!(
+                "--restarts starts a lost rank again, and {} ends or restarts all ranks together; leave --restarts out, or \
+                 start each rank with RANK and WORLD_SIZE alone",
+                launch.launcher()
+            )));
+        }
         if self.restarts > 0 && self.pipeline.restartable().next().is_none() {
             return Err(Error::Usage(format!(
                 "--restarts starts a lost rank again, and no rank of {} may be: the source's and the sink's never are; \

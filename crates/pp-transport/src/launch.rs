@@ -27,6 +27,8 @@ pub use secret::JobSecret;
 #[derive(Debug, Clone)]
 pub struct Launch {
     launcher: Launcher,
+    /// It starts and ends all ranks together.
+    is_all_or_none: bool,
     rank: Rank,
     world_size: WorldSize,
     local_rank: u32,
@@ -66,6 +68,7 @@ impl Launch {
         }
         Ok(Self {
             launcher: Launcher::Local,
+            is_all_or_none: false,
             rank,
             world_size,
             local_rank,
@@ -95,6 +98,12 @@ impl Launch {
     #[must_use]
     pub fn launcher(&self) -> Launcher {
         self.launcher
+    }
+
+    /// Whether what started this rank ends or restarts all ranks together, as torchrun, `srun` and `mpirun` do.
+    #[must_use]
+    pub fn is_all_or_none(&self) -> bool {
+        self.is_all_or_none
     }
 
     /// This process's rank.

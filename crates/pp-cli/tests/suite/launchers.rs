@@ -77,6 +77,31 @@ fn ended(ranks: impl Iterator<Item = Command>) -> Vec<Ended> {
     started.iter().map(Ended::of).collect()
 }
 
+/// What this launcher sets on one host.
+fn launched(by: &str, rank: usize, port: &str) -> Vec<(&'static str, String)> {
+    match by {
+        "torchrun" => torchrun(rank, "127.0.0.1", port),
+        "Slurm" => slurm(rank, port),
+        _ => open_mpi(rank, port),
+    }
+}
+
+const LAUNCHERS: [&str; 3] = ["torchrun", "Slurm", "Open MPI"];
+
+#[test]
+fn a_launcher_that_cannot_start_one_rank_again_takes_no_restarts() {
+    let film = Film::new("together", None);
+    for name in LAUNCHERS {
+        let mut rank = film.command("out.y4m", &["--pipeline", PIPELINE, "--restarts", "1"]);
+        rank.env(SECRET.0, SECRET.1).envs(launched(name, 0, PORT));
+        let words = [
+            &format!("{name} ends or restarts all ranks"),
+            "leave --restarts out",
+        ];
+        run(&mut rank, None).failed(2, &words);
+    }
+}
+
 /// What torchrun sets on one host.
 fn torchrun(rank: usize, address: &str, port: &str) -> Vec<(&'static str, String)> {
     vec![
@@ -119,15 +144,11 @@ fn open_mpi(rank: usize, port: &str) -> Vec<(&'static str, String)> {
 fn launchers_start_three_ranks_with_the_sink_apart() {
     let film = Film::new("launched", None);
     let expected = film.alone(|_| ());
-    for name in ["torchrun", "srun", "mpirun"] {
+    for name in LAUNCHERS {
         let port = free_port().to_string();
         let ranks = (0..3).map(|rank| {
             let mut command = film.rank();
-            command.envs(match name {
-                "torchrun" => torchrun(rank, "127.0.0.1", &port),
-                "srun" => slurm(rank, &port),
-                _ => open_mpi(rank, &port),
-            });
+            command.envs(launched(name, rank, &port));
             command
         });
         film.assert_made(ended(ranks), &expected);

@@ -269,16 +269,33 @@ fn a_launcher_that_starts_a_rank_again_is_waited_for() {
 }
 
 #[test]
-fn a_launcher_that_starts_nobody_is_not_waited_for_for_ever() {
+fn sigterm_ends_the_wait_for_a_rank_that_a_launcher_does_not_start_again() {
+    let ended = left_alone("60000", |rank_0| _ = signal(rank_0, Signal::TERM));
+    assert_eq!(ended.code, Some(143), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("while a lost rank was awaited"),
+        "{}",
+        ended.stderr
+    );
+}
+
+/// The end of a rank 0 whose launcher starts no other again.
+fn left_alone(within_ms: &str, strike: impl FnOnce(u32)) -> pp_testing::process::Ended {
     let port = free_port();
     let mut rank_0 = rank(0, port, &["--restarts", "5"]);
-    rank_0.env("PP_RESTART_WITHIN_MS", "400");
+    rank_0.env("PP_RESTART_WITHIN_MS", within_ms);
     let held = Held::start(&mut rank_0, video(64, 48, "mono", 120));
     let mut rank_1 = spawn(&mut rank(1, port, &["--restarts", "5"]));
     held.wait_for(40_000);
     rank_1.kill().unwrap();
     rank_1.wait().unwrap();
-    let ended = held.finish();
+    strike(held.id());
+    held.finish()
+}
+
+#[test]
+fn a_launcher_that_starts_nobody_is_not_waited_for_for_ever() {
+    let ended = left_alone("400", |_| ());
     assert_eq!(ended.code, Some(7), "{}", ended.stderr);
     // Which rank may be started again, that it is waited for, and how that ended.
     assert_eq!(ended.stderr.lines().count(), 3, "{}", ended.stderr);

@@ -168,6 +168,7 @@ where
                     }
                     Driven::Lost(fault) => {
                         context.signals.await_replacement();
+                        context.end_if_terminated();
                         fault
                     }
                 }
@@ -265,7 +266,7 @@ fn say_that_it_is_awaited(fault: &Fault, within: Duration) {
     let rank = fault.rank;
     let line = format!(
         "pp: rank {rank} is gone ({fault}); waiting up to {} s for rank {rank} to be started again; the first \
-         Ctrl-C finishes what is in flight once it is there, the second ends at once",
+         Ctrl-C finishes what is in flight once it is there; the second, or SIGTERM, ends at once",
         within.as_secs_f64().ceil()
     );
     say_aside(line);

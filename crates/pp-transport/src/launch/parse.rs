@@ -132,6 +132,9 @@ pub(super) fn place(env: &Env<'_>) -> Result<Option<Launch>, LaunchError> {
     Ok(Some(Launch {
         secret: JobSecret::from_env(env, names.launcher)?,
         launcher: names.launcher,
+        // RANK and WORLD_SIZE alone may come from a program that starts one rank again.
+        is_all_or_none: names.launcher != Launcher::Torchrun
+            || env.get("TORCHELASTIC_RUN_ID").is_some(),
         rank: Rank::new(rank),
         world_size,
         local_rank,
