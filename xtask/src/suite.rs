@@ -36,7 +36,7 @@ fn loom() -> Result<()> {
     let mut test = cargo(&[
         "test",
         "--package",
-        "pp-transport",
+        "pp-words",
         "--release",
         "--lib",
         "--target-dir",

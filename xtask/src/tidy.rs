@@ -22,7 +22,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "crates/pp-transport/src/gpu/p2p/",
     "crates/pp-transport/src/nccl/",
     // Compiled for loom alone, which checks every access.
-    "crates/pp-transport/src/models.rs",
+    "crates/pp-words/src/models.rs",
     // The allocator, and what is seen before `main`.
     "crates/pp-cli/src/limits.rs",
     // A function for `atexit`.

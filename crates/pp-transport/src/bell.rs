@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use rustix::thread::futex;
 
 use crate::error::TransportError;
-use crate::host::bell_words::{BellWords, Ticket};
 use crate::host::region::Region;
+use pp_words::bell::{BellWords, Ticket};
 
 /// How long a driver spins before it sleeps. A sleeper costs about 20 µs to wake on another
 /// core, so spinning for as long as that at most doubles the wait.

@@ -5,8 +5,6 @@
 //! what was accepted is what an honest peer could have said. Compiled for tests and with the
 //! feature `fuzz` alone.
 
-pub(crate) mod script;
-
 pub use crate::control::fuzz::{answer, call, messages};
 pub use crate::host::fuzz::{region, ring};
 pub use crate::lane::fuzz::lane;

@@ -11,60 +11,20 @@
 //! descriptors, heartbeats and faults, authenticated; [`launch`] finds out which rank this process is; [`flight`] keeps this
 //! rank's last operations, to explain why a job stands still.
 
-#[cfg(not(loom))]
 pub mod backend;
-#[cfg(not(loom))]
 pub mod bell;
-#[cfg(not(loom))]
 pub mod control;
-#[cfg(not(loom))]
 pub mod edge;
-#[cfg(not(loom))]
 pub mod error;
-#[cfg(not(loom))]
 pub mod flight;
-#[cfg(all(any(test, feature = "fuzz"), not(loom)))]
+#[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
-#[cfg(not(loom))]
 pub mod gpu;
-#[cfg(not(loom))]
 pub mod group;
-#[cfg(not(loom))]
 pub mod host;
-#[cfg(not(loom))]
 pub mod in_flight;
-#[cfg(not(loom))]
 pub mod lane;
-#[cfg(not(loom))]
 pub mod launch;
-#[cfg(not(loom))]
 pub mod nccl;
-#[cfg(not(loom))]
 mod random;
-mod sync;
-#[cfg(not(loom))]
 pub mod times;
-
-// The models see the protocols alone, without the kernel.
-#[cfg(loom)]
-#[allow(dead_code, reason = "the models use part of what the recorder does")]
-mod flight {
-    pub(crate) mod ring;
-}
-#[cfg(loom)]
-#[allow(dead_code, reason = "the models use part of what the backend does")]
-mod host {
-    pub(crate) mod bell_words;
-    pub(crate) mod group {
-        pub(crate) mod words;
-    }
-    pub(crate) mod ring;
-    pub(crate) mod slots;
-}
-#[cfg(loom)]
-#[allow(dead_code, reason = "as above")]
-mod nccl {
-    pub(crate) mod gate;
-}
-#[cfg(all(test, loom))]
-mod models;

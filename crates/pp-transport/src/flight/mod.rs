@@ -15,7 +15,6 @@ mod file;
 mod group;
 mod operation;
 mod recorder;
-pub(crate) mod ring;
 
 pub use self::file::{
     Activity, FILE_VERSION, MAX_FILE_BYTES, Moment, Reason, Recording, RecordingError,

@@ -5,7 +5,7 @@ use pp_contract::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::ring::{WORDS, Words};
+use pp_words::flight::{WORDS, Words};
 
 /// Declares an enumeration that goes into a word by its place in a list.
 macro_rules! packed {

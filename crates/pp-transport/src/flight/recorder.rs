@@ -8,8 +8,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::operation::{Change, Draft, Kind, Operation, State, identified, reached, unpack};
-use super::ring::Ring;
 use crate::error::TransportError;
+use pp_words::flight::Ring;
 
 /// Operations that are kept by default.
 pub const DEFAULT_OPERATIONS: usize = 4096;

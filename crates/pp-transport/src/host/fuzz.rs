@@ -11,10 +11,10 @@ use pp_contract::{
 
 use super::*;
 use crate::bell::Bell;
-use crate::fuzz::script::Script;
 use crate::in_flight::Completion;
+use pp_words::script::Script;
 
-pub use super::ring::fuzz::ring;
+pub use pp_words::ring::fuzz::ring;
 
 const DEPTH: u32 = 2;
 const SLOT_BYTES: u64 = 64;
@@ -253,7 +253,7 @@ pub fn region(bytes: &[u8]) {
             0 => (place.ring_words + 128 * (near as usize % 2), near * 8),
             1 => (place.ring_words, script.number()),
             2 => (
-                place.slot_words + size_of::<slots::SlotWord>() * (near as usize % 2),
+                place.slot_words + size_of::<pp_words::slots::SlotWord>() * (near as usize % 2),
                 u64::from(script.byte() % 4),
             ),
             _ => (place.ring_data + near as usize, script.number()),

@@ -5,9 +5,9 @@
 
 use pp_contract::MAX_FRAME_BYTES;
 
-use super::ring::RingWords;
-use super::slots::SlotWord;
 use crate::error::TransportError;
+use pp_words::ring::RingWords;
+use pp_words::slots::SlotWord;
 
 /// The most slots an edge may have.
 pub const MAX_SLOTS: u32 = 128;

@@ -8,7 +8,6 @@
 //! authenticated control channel. The kernel frees it with the last process, however that ends.
 
 mod backend;
-pub(crate) mod bell_words;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
 pub(crate) mod group;
@@ -16,9 +15,7 @@ pub(crate) mod layout;
 pub mod memory;
 pub mod nt;
 pub(crate) mod region;
-pub(crate) mod ring;
 pub(crate) mod shared;
-pub(crate) mod slots;
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 //! its descriptor leaves this process, a descriptor from a peer is refused unless it is so
 //! sealed and of exactly the expected size, and its pages are reserved when it is made. The only
 //! references handed out are to atomics; everything else is copied, or lent by the slot protocol
-//! in [`super::slots`].
+//! in [`pp_words::slots`].
 //!
 //! There is no name in the file system: the kernel frees the pages with the last process.
 
@@ -17,11 +17,11 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::bell_words::BellWords;
 use super::memory::available_bytes;
-use super::ring::{RingBytes, RingWords};
-use super::slots::SlotWord;
 use crate::error::TransportError;
+use pp_words::bell::BellWords;
+use pp_words::ring::{RingBytes, RingWords};
+use pp_words::slots::SlotWord;
 
 /// Marks the types that may be referenced in memory another process writes.
 ///

@@ -20,10 +20,8 @@ use crate::backend::EdgeEnd;
 use crate::bell::Bell;
 use crate::control::{Announced, ControlSender, MAX_MESSAGE_BYTES, Message};
 use crate::error::{TransportError, misbehaved};
-use crate::host::ring::NO_SLOT;
-use crate::host::slots::{
-    Producer, SlotWords, is_with_consumer, move_to_consumer, move_to_producer,
-};
+use pp_words::ring::NO_SLOT;
+use pp_words::slots::{Producer, SlotWords, is_with_consumer, move_to_consumer, move_to_producer};
 
 const FRAME: u8 = 1;
 const CREDIT: u8 = 2;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::control::fuzz::channel;
-use crate::fuzz::script::Script;
+use pp_words::script::Script;
 
 /// What a peer on another host says on the lane, between what this side does meanwhile.
 pub fn lane(bytes: &[u8]) {

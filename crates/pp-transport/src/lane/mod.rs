@@ -28,9 +28,9 @@ use crate::control::ControlSender;
 use crate::error::{TransportError, misbehaved};
 use crate::host::layout::{EdgeShape, Holds};
 use crate::host::region::{BytesAt, WordsAt};
-use crate::host::ring::{NO_SLOT, RingReceiver, RingSender};
 use crate::host::shared::SharedEnd;
-use crate::host::slots::{Consumer, Nonsense, NotOurs, Producer};
+use pp_words::ring::{NO_SLOT, RingReceiver, RingSender};
+use pp_words::slots::{Consumer, Nonsense, NotOurs, Producer};
 
 /// How the sender of an edge learns that a slot is its own again.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::host::layout::Direction;
 use crate::host::region::Region;
-use crate::host::slots::{Producer, SlotWord, SlotWords};
+use pp_words::slots::{Producer, SlotWord, SlotWords};
 
 /// The slots of an edge at its sender, shared by its end and the leases.
 pub(crate) type OutSlots = Producer<Words>;

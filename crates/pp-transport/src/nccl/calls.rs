@@ -16,9 +16,9 @@ use nccl_sys::{
     ncclResult_t,
 };
 
-use super::gate::{Calling, Gate};
 use super::id::UniqueId;
 use pp_device::{DevicePtr, Stream};
+use pp_words::gate::{Calling, Gate};
 
 /// Looks without a pause, since an operation settles within microseconds.
 const EAGER_LOOKS: u32 = 10_000;

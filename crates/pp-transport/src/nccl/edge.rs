@@ -14,8 +14,8 @@ use crate::edge::Edges;
 use crate::error::TransportError;
 use crate::gpu::{DeviceIn, DeviceOut, DeviceTx, EdgesLife, Mover, Slot, Turn, join};
 use crate::host::EdgeShape;
-use crate::host::slots::SlotWords;
 use crate::lane::LaneEnd;
+use pp_words::slots::SlotWords;
 
 /// What all edges with one peer are made of. Both ranks give the same shapes, ids and settings.
 #[derive(Debug)]

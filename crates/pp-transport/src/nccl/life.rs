@@ -25,11 +25,11 @@ use std::time::Instant;
 use nccl_sys::{NcclError, Version, ncclResult_t};
 
 use super::calls::{Call, Comm, Gone};
-use super::gate::{Calling, Gate};
 use super::issuer::{Beside, Core};
 use crate::error::TransportError;
 use crate::gpu::{EdgesLife, Remains, Turn, lock};
 use crate::times::{LOOK_EVERY, RETURNS_WITHIN};
+use pp_words::gate::{Calling, Gate};
 
 /// Aborts of several communicators belong in one group from this version on.
 const GROUPS_ABORTS: Version = Version {

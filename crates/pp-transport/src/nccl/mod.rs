@@ -30,7 +30,6 @@ mod collectives;
 mod communicator;
 mod connect;
 mod edge;
-mod gate;
 mod id;
 mod issuer;
 mod life;

@@ -2,9 +2,9 @@
 
 use pp_contract::DType;
 
-use super::words::{Call, Side, Waiting};
 use crate::flight;
 use crate::group::Members;
+use pp_words::group::{Call, Side, Waiting};
 
 /// A collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use super::words::{GroupWords, LifeWords, MemberWords, PairWords, SLOTS};
 use crate::error::TransportError;
 use crate::host::region::{Region, SharedWords};
+use pp_words::group::{GroupWords, LifeWords, MemberWords, PairWords, SLOTS};
 
 /// Bytes of a piece.
 pub(super) const PIECE: usize = 64 * 1024;

@@ -18,7 +18,6 @@ mod shared;
 mod sum;
 #[cfg(test)]
 mod tests;
-pub(crate) mod words;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,12 +29,12 @@ use self::memory::{Memory, PIECE};
 use self::shared::Shared;
 pub use self::shared::{GroupAbort, GroupMemory};
 use self::sum::{BLOCK, Sum};
-use self::words::{Call, Counts, SLOTS, Side, Stop, Waiting};
 use crate::edge::GroupEnd;
 use crate::error::TransportError;
 use crate::flight::{self, FlightRecorder, GroupLog, State};
 use crate::group::Members;
 use crate::times::MEMBER_SLEEPS;
+use pp_words::group::{Call, Counts, SLOTS, Side, Stop, Waiting};
 
 /// Looks before a member listens to its bell: a few microseconds.
 const LOOKS: u32 = 200;

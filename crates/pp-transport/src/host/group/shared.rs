@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use super::call::{in_words, rank_at};
 use super::memory::Memory;
-use super::words::{Stop, Waiting, for_each_awaited};
 use pp_contract::Rank;
+use pp_words::group::{Stop, Waiting, for_each_awaited};
 
 use crate::bell::Bell;
 use crate::error::TransportError;

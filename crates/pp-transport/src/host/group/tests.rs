@@ -463,9 +463,10 @@ fn a_panic_in_a_call_ends_the_group() {
 #[test]
 fn a_reason_is_cut_at_a_character_and_cannot_control_a_terminal() {
     let two = group(2);
-    two[0]
-        .abort_handle()
-        .abort(&format!("\x1b[2Jaé{}", "é".repeat(words::TEXT_BYTES)));
+    two[0].abort_handle().abort(&format!(
+        "\x1b[2Jaé{}",
+        "é".repeat(pp_words::group::TEXT_BYTES)
+    ));
     let error = two[1].shared.check().unwrap_err().to_string();
     assert!(
         error.ends_with('é') && error.contains(": [2Jaéé"),

@@ -9,14 +9,14 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use pp_contract::Rank;
 
-use crate::flight::ring::{Ring, WORDS};
-use crate::host::bell_words::{BellWords, Ticket};
-use crate::host::group::words::{
+use crate::bell::{BellWords, Ticket};
+use crate::flight::{Ring, WORDS};
+use crate::gate::{Calling, Gate};
+use crate::group::{
     Call, Counts, GroupWords, LifeWords, MemberWords, PairWords, SLOTS, Side, Stop,
 };
-use crate::host::ring::{RingBytes, RingReceiver, RingSender, RingWords};
-use crate::host::slots::{Consumer, Producer, SlotWord};
-use crate::nccl::gate::{Calling, Gate};
+use crate::ring::{RingBytes, RingReceiver, RingSender, RingWords};
+use crate::slots::{Consumer, Producer, SlotWord};
 use crate::sync::{AtomicU32, Ordering};
 
 /// Walks every interleaving with at most this many preemptions; a fault in such protocols needs

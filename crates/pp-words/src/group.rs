@@ -10,30 +10,30 @@
 //! (`consumed`). A piece is written into its slot when all have consumed what was there. A transfer has a sender and a
 //! receiver, with words of their own for each ordered pair, and uses the staging of its sender.
 
-use crate::host::bell_words::BellWords;
+use crate::bell::BellWords;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Pieces that the staging of a member has room for; in the models, so few that slots are used again.
-pub(crate) const SLOTS: u64 = if cfg!(loom) { 2 } else { 4 };
+pub const SLOTS: u64 = if cfg!(loom) { 2 } else { 4 };
 /// Bytes of a reason.
-pub(crate) const TEXT_BYTES: usize = TEXT_WORDS * 8;
+pub const TEXT_BYTES: usize = TEXT_WORDS * 8;
 const TEXT_WORDS: usize = 32;
 
 /// What is called, in numbers: the same at all members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Call {
+pub struct Call {
     /// Kind, type and root, packed.
-    pub(crate) what: u64,
-    pub(crate) bytes: u64,
+    pub what: u64,
+    pub bytes: u64,
     /// Of the parts.
-    pub(crate) digest: u64,
+    pub digest: u64,
 }
 
 /// A member's words.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub(crate) struct MemberWords {
-    pub(crate) bell: BellWords,
+pub struct MemberWords {
+    pub bell: BellWords,
     /// Collectives that it has entered.
     entered: AtomicU64,
     /// The last two of them: no member is ahead of another by more than one.
@@ -62,7 +62,7 @@ struct SideWords {
 /// The transfers from a member to another.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub(crate) struct PairWords {
+pub struct PairWords {
     sender: SideWords,
     receiver: SideWords,
 }
@@ -79,7 +79,7 @@ impl PairWords {
 /// Whether the group lives, and why it does not.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub(crate) struct LifeWords {
+pub struct LifeWords {
     state: AtomicU32,
     length: AtomicU32,
     text: [AtomicU64; TEXT_WORDS],
@@ -93,7 +93,7 @@ const LOOKS: u32 = 1000;
 
 impl LifeWords {
     /// Ends the group; the first reason stays. What is too long is cut.
-    pub(crate) fn end(&self, why: &str) {
+    pub fn end(&self, why: &str) {
         let (taken, lost) = (Ordering::AcqRel, Ordering::Acquire);
         let first = self.state.compare_exchange(ALIVE, DYING, taken, lost);
         if first.is_err() {
@@ -110,12 +110,12 @@ impl LifeWords {
     }
 
     #[inline]
-    pub(crate) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.state.load(Ordering::Acquire) != ALIVE
     }
 
     /// Why it ended, as the member says that ended it: any bytes. Empty when that member did not come so far.
-    pub(crate) fn why(&self) -> String {
+    pub fn why(&self) -> String {
         let mut looks = 0;
         while self.state.load(Ordering::Acquire) == DYING && looks < LOOKS {
             looks += 1;
@@ -139,7 +139,7 @@ impl LifeWords {
 }
 
 /// Where the words of a group lie.
-pub(crate) trait GroupWords {
+pub trait GroupWords {
     fn members(&self) -> usize;
     fn member(&self, at: usize) -> &MemberWords;
     fn pair(&self, from: usize, to: usize) -> &PairWords;
@@ -147,7 +147,7 @@ pub(crate) trait GroupWords {
 
 /// Why a member cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub enum Stop {
     /// That member is in this call instead.
     Other { member: usize, call: Call },
     /// That member sends, or expects, so many bytes.
@@ -164,13 +164,13 @@ pub(crate) enum Stop {
 
 /// A member's side of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+pub enum Side {
     Sender,
     Receiver,
 }
 
 impl Side {
-    pub(crate) fn opposite(self) -> Self {
+    pub fn opposite(self) -> Self {
         match self {
             Self::Sender => Self::Receiver,
             Self::Receiver => Self::Sender,
@@ -180,8 +180,8 @@ impl Side {
 
 /// A member's own count of everything, where no other can write it.
 #[derive(Debug)]
-pub(crate) struct Counts<W> {
-    pub(crate) words: W,
+pub struct Counts<W> {
+    pub words: W,
     own: usize,
     entered: u64,
     call: Call,
@@ -203,7 +203,7 @@ struct Moved {
 }
 
 impl<W: GroupWords> Counts<W> {
-    pub(crate) fn new(words: W, own: usize) -> Self {
+    pub fn new(words: W, own: usize) -> Self {
         let members = words.members();
         assert!(own < members && members <= 64);
         Self {
@@ -224,13 +224,13 @@ impl<W: GroupWords> Counts<W> {
         self.words.member(self.own)
     }
 
-    pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<W> {
+    pub fn others(&self) -> impl Iterator<Item = usize> + use<W> {
         let own = self.own;
         (0..self.words.members()).filter(move |member| *member != own)
     }
 
     /// Enters a collective.
-    pub(crate) fn enter(&mut self, call: Call) {
+    pub fn enter(&mut self, call: Call) {
         let words = self.own_words();
         let numbers = [call.what, call.bytes, call.digest];
         for (word, number) in words.calls[(self.entered % 2) as usize].iter().zip(numbers) {
@@ -242,7 +242,7 @@ impl<W: GroupWords> Counts<W> {
     }
 
     /// Whether a member has entered the collective that this one is in.
-    pub(crate) fn has_entered(&self, member: usize) -> Result<bool, Stop> {
+    pub fn has_entered(&self, member: usize) -> Result<bool, Stop> {
         let words = self.words.member(member);
         let entered = words.entered.load(Ordering::Acquire);
         if entered.checked_add(1) == Some(self.entered) {
@@ -266,7 +266,7 @@ impl<W: GroupWords> Counts<W> {
     }
 
     /// Whether the slot of the next piece is free: all have consumed what was in it.
-    pub(crate) fn may_publish(&mut self) -> Result<bool, Stop> {
+    pub fn may_publish(&mut self) -> Result<bool, Stop> {
         if self.given >= self.steps + SLOTS {
             return Ok(false);
         }
@@ -287,24 +287,24 @@ impl<W: GroupWords> Counts<W> {
     }
 
     /// The slot of the next piece that this member publishes.
-    pub(crate) fn free_slot(&self) -> u64 {
+    pub fn free_slot(&self) -> u64 {
         self.given % SLOTS
     }
 
     /// The slot of the pieces of this step.
-    pub(crate) fn slot(&self) -> u64 {
+    pub fn slot(&self) -> u64 {
         self.steps % SLOTS
     }
 
     /// The next piece is in its slot.
-    pub(crate) fn publish(&mut self) {
+    pub fn publish(&mut self) {
         self.given += 1;
         let published = &self.own_words().published.0;
         published.store(self.given, Ordering::Release);
     }
 
     /// Whether a member's piece of this step is in its slot.
-    pub(crate) fn has_published(&mut self, member: usize) -> Result<bool, Stop> {
+    pub fn has_published(&mut self, member: usize) -> Result<bool, Stop> {
         let word = &self.words.member(member).published.0;
         let seen = &mut self.published[member];
         advance(seen, word, self.steps, self.steps + 1)
@@ -312,7 +312,7 @@ impl<W: GroupWords> Counts<W> {
     }
 
     /// This member is done with the pieces of this step.
-    pub(crate) fn consume(&mut self) {
+    pub fn consume(&mut self) {
         let consumed = &self.own_words().consumed.0;
         consumed.store(self.steps + 1, Ordering::Release);
         self.steps += 1;
@@ -341,7 +341,7 @@ impl<W: GroupWords> Counts<W> {
     }
 
     /// Begins a transfer.
-    pub(crate) fn begin(&mut self, side: Side, other: usize, bytes: u64) {
+    pub fn begin(&mut self, side: Side, other: usize, bytes: u64) {
         let moved = self.moved(side, other);
         moved.transfers += 1;
         let transfers = moved.transfers;
@@ -351,7 +351,7 @@ impl<W: GroupWords> Counts<W> {
     }
 
     /// Whether the other member is in the transfer too, and the staging of its sender is free.
-    pub(crate) fn has_begun(&mut self, side: Side, other: usize, bytes: u64) -> Result<bool, Stop> {
+    pub fn has_begun(&mut self, side: Side, other: usize, bytes: u64) -> Result<bool, Stop> {
         let transfers = self.moved(side, other).transfers;
         let words = self.other_side(side, other);
         let begun = words.begun.load(Ordering::Acquire);
@@ -377,7 +377,7 @@ impl<W: GroupWords> Counts<W> {
 
     /// Whether this member may move piece `piece` of the transfer: the sender when its slot is free, the receiver when it
     /// is published.
-    pub(crate) fn may_move(&mut self, side: Side, other: usize, piece: u64) -> Result<bool, Stop> {
+    pub fn may_move(&mut self, side: Side, other: usize, piece: u64) -> Result<bool, Stop> {
         let base = self.moved(side, other).pieces;
         let moved = self.other_side(side, other).moved.load(Ordering::Acquire);
         let (least, most) = match side {
@@ -391,14 +391,14 @@ impl<W: GroupWords> Counts<W> {
     }
 
     /// This member has moved piece `piece` of the transfer.
-    pub(crate) fn has_moved(&mut self, side: Side, other: usize, piece: u64) {
+    pub fn has_moved(&mut self, side: Side, other: usize, piece: u64) {
         let base = self.moved(side, other).pieces;
         let moved = &self.own_side(side, other).moved;
         moved.store(base + piece + 1, Ordering::Release);
     }
 
     /// Ends the transfer, of so many pieces; at the sender, once the receiver has all.
-    pub(crate) fn finish(&mut self, side: Side, other: usize, pieces: u64) -> Result<bool, Stop> {
+    pub fn finish(&mut self, side: Side, other: usize, pieces: u64) -> Result<bool, Stop> {
         if side == Side::Sender && !self.may_move(side, other, pieces + SLOTS - 1)? {
             return Ok(false);
         }
@@ -407,7 +407,7 @@ impl<W: GroupWords> Counts<W> {
     }
 
     /// This member makes no more calls.
-    pub(crate) fn leave(&self) {
+    pub fn leave(&self) {
         self.own_words().left.store(1, Ordering::Release);
     }
 
@@ -416,7 +416,7 @@ impl<W: GroupWords> Counts<W> {
     ///
     /// The caller has entered its call and then rung the others, which has a fence; so the last of those that wait in a
     /// circle sees all of it. Members that move meanwhile are in no circle.
-    pub(crate) fn stuck_with(&self) -> Option<(usize, Waiting)> {
+    pub fn stuck_with(&self) -> Option<(usize, Waiting)> {
         let before = self.sum();
         let awaited = |member: usize| {
             let mut found = 0_u64;
@@ -466,7 +466,7 @@ impl<W: GroupWords> Counts<W> {
 }
 
 /// Calls `each` with the members that one waits for to enter a call, and the call.
-pub(crate) fn for_each_awaited<W: GroupWords>(
+pub fn for_each_awaited<W: GroupWords>(
     words: &W,
     member: usize,
     mut each: impl FnMut(usize, Waiting),
@@ -494,7 +494,7 @@ pub(crate) fn for_each_awaited<W: GroupWords>(
 
 /// A call in which a member waits for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waiting {
+pub enum Waiting {
     Collective(Call),
     Transfer {
         side: Side,

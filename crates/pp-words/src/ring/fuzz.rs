@@ -4,16 +4,16 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::fuzz::script::Script;
+use crate::script::Script;
 
 const BYTES: usize = 256;
 const MAX_FRAME: usize = 96;
 
 #[derive(Clone)]
-pub(super) struct Heap(Rc<RefCell<Vec<u8>>>);
+pub struct Heap(Rc<RefCell<Vec<u8>>>);
 
 impl Heap {
-    pub(super) fn new(bytes: usize) -> Self {
+    pub fn new(bytes: usize) -> Self {
         Self(Rc::new(RefCell::new(vec![0; bytes])))
     }
 }

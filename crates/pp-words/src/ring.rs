@@ -14,14 +14,14 @@ use std::ops::Deref;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Tag of a frame that hands over no slot.
-pub(crate) const NO_SLOT: u32 = u32::MAX;
+pub const NO_SLOT: u32 = u32::MAX;
 /// Length and tag in front of each frame.
 const RECORD_HEADER: usize = 8;
 
 /// The positions of both sides, in bytes since the start; each on its own pair of cache lines.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
-pub(crate) struct RingWords {
+pub struct RingWords {
     head: Line,
     tail: Line,
 }
@@ -31,7 +31,8 @@ pub(crate) struct RingWords {
 struct Line(AtomicU64);
 
 /// The bytes of a ring: a power of two of them, written and read at offsets inside it.
-pub(crate) trait RingBytes {
+#[expect(clippy::len_without_is_empty, reason = "it never is")]
+pub trait RingBytes {
     fn len(&self) -> usize;
     fn put(&self, at: usize, bytes: &[u8]);
     fn get(&self, at: usize, bytes: &mut [u8]);
@@ -39,13 +40,13 @@ pub(crate) trait RingBytes {
 
 /// No room for the frame until the peer has read more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RingFull;
+pub struct RingFull;
 
 /// The peer's words or lengths cannot be true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RingCorrupt {
-    pub(crate) used: u64,
-    pub(crate) record: u64,
+pub struct RingCorrupt {
+    pub used: u64,
+    pub record: u64,
 }
 
 fn record_bytes(frame: usize) -> u64 {
@@ -68,7 +69,7 @@ fn get_wrapped(data: &impl RingBytes, position: u64, bytes: &mut [u8]) {
 
 /// The producing side.
 #[derive(Debug)]
-pub(crate) struct RingSender<W, D> {
+pub struct RingSender<W, D> {
     words: W,
     data: D,
     head: u64,
@@ -77,7 +78,7 @@ pub(crate) struct RingSender<W, D> {
 }
 
 impl<W: Deref<Target = RingWords>, D: RingBytes> RingSender<W, D> {
-    pub(crate) fn new(words: W, data: D) -> Self {
+    pub fn new(words: W, data: D) -> Self {
         assert!(data.len().is_power_of_two());
         Self {
             words,
@@ -88,7 +89,7 @@ impl<W: Deref<Target = RingWords>, D: RingBytes> RingSender<W, D> {
     }
 
     /// Whether a frame of this many bytes can be pushed now.
-    pub(crate) fn has_room(&mut self, frame: usize) -> bool {
+    pub fn has_room(&mut self, frame: usize) -> bool {
         let need = record_bytes(frame);
         let capacity = self.data.len() as u64;
         if capacity - (self.head - self.tail) >= need {
@@ -103,7 +104,7 @@ impl<W: Deref<Target = RingWords>, D: RingBytes> RingSender<W, D> {
     }
 
     /// Publishes one frame with its tag, whole.
-    pub(crate) fn push(&mut self, tag: u32, frame: &[u8]) -> Result<(), RingFull> {
+    pub fn push(&mut self, tag: u32, frame: &[u8]) -> Result<(), RingFull> {
         let need = record_bytes(frame.len());
         if !self.has_room(frame.len()) {
             return Err(RingFull);
@@ -121,7 +122,7 @@ impl<W: Deref<Target = RingWords>, D: RingBytes> RingSender<W, D> {
 
 /// The consuming side.
 #[derive(Debug)]
-pub(crate) struct RingReceiver<W, D> {
+pub struct RingReceiver<W, D> {
     words: W,
     data: D,
     tail: u64,
@@ -130,7 +131,7 @@ pub(crate) struct RingReceiver<W, D> {
 }
 
 impl<W: Deref<Target = RingWords>, D: RingBytes> RingReceiver<W, D> {
-    pub(crate) fn new(words: W, data: D, max_frame: usize) -> Self {
+    pub fn new(words: W, data: D, max_frame: usize) -> Self {
         assert!(data.len().is_power_of_two() && record_bytes(max_frame) <= data.len() as u64);
         Self {
             words,
@@ -142,7 +143,7 @@ impl<W: Deref<Target = RingWords>, D: RingBytes> RingReceiver<W, D> {
     }
 
     /// Copies the next frame into `frame` (replacing what it held) and gives its tag.
-    pub(crate) fn pop(&mut self, frame: &mut Vec<u8>) -> Result<Option<u32>, RingCorrupt> {
+    pub fn pop(&mut self, frame: &mut Vec<u8>) -> Result<Option<u32>, RingCorrupt> {
         if self.head == self.tail {
             self.head = self.words.head.0.load(Ordering::Acquire);
             if self.head == self.tail {
@@ -171,7 +172,7 @@ impl<W: Deref<Target = RingWords>, D: RingBytes> RingReceiver<W, D> {
 }
 
 #[cfg(all(any(test, feature = "fuzz"), not(loom)))]
-pub(crate) mod fuzz;
+pub mod fuzz;
 
 #[cfg(all(test, not(loom)))]
 mod tests {

@@ -13,12 +13,12 @@ use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Words of a record. The first is the ring's own: the record's number, plus one.
 #[cfg(not(loom))]
-pub(crate) const WORDS: usize = 14;
+pub const WORDS: usize = 14;
 /// As few as can be torn: a model walks through every value that each of them may have.
 #[cfg(loom)]
-pub(crate) const WORDS: usize = 3;
+pub const WORDS: usize = 3;
 /// The words of one record.
-pub(crate) type Words = [u64; WORDS];
+pub type Words = [u64; WORDS];
 
 /// Where the number of a record stands.
 const NUMBER: usize = 0;
@@ -35,7 +35,7 @@ struct Slot {
 
 /// The latest records, as many as there are slots.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub struct Ring {
     slots: Box<[Slot]>,
     /// Records ever begun, which is the number of the next.
     begun: AtomicU64,
@@ -43,7 +43,7 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// A ring with room for so many records, at least one.
-    pub(crate) fn new(records: usize) -> Self {
+    pub fn new(records: usize) -> Self {
         let slot = |_| Slot {
             version: AtomicU64::new(0),
             words: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -55,17 +55,17 @@ impl Ring {
     }
 
     /// Records that it keeps.
-    pub(crate) fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.slots.len()
     }
 
     /// Records ever begun.
-    pub(crate) fn begun(&self) -> u64 {
+    pub fn begun(&self) -> u64 {
         self.begun.load(Ordering::Acquire)
     }
 
     /// Writes a record, over the oldest one; gives its number. The first word is not looked at.
-    pub(crate) fn append(&self, words: &Words) -> u64 {
+    pub fn append(&self, words: &Words) -> u64 {
         let number = self.begun.fetch_add(1, Ordering::AcqRel);
         self.change(number, |kept, place| {
             // A thread that is late does not write over a record that is younger than its own.
@@ -81,7 +81,7 @@ impl Ring {
     }
 
     /// Changes some words of a record, by their places, unless it is no longer kept.
-    pub(crate) fn amend(&self, number: u64, changes: impl IntoIterator<Item = (usize, u64)>) {
+    pub fn amend(&self, number: u64, changes: impl IntoIterator<Item = (usize, u64)>) {
         self.change(number, |kept, place| {
             if kept == number + 1 {
                 for (at, word) in changes {
@@ -114,7 +114,7 @@ impl Ring {
     }
 
     /// The words of a record, if it is still kept and no thread writes it.
-    pub(crate) fn read(&self, number: u64) -> Option<Words> {
+    pub fn read(&self, number: u64) -> Option<Words> {
         let Slot { version, words } = self.slot(number);
         for _ in 0..TRIES {
             let before = version.load(Ordering::Acquire);

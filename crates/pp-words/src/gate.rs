@@ -18,7 +18,7 @@ const IDLE: u32 = 0;
 
 /// A call into NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Calling {
+pub enum Calling {
     /// It waits for nothing, so it returns as soon as its thread has run for some microseconds.
     Prompt = 1,
     /// It may wait for a peer that never comes: only an abort from another thread ends it.
@@ -27,7 +27,7 @@ pub(crate) enum Calling {
 
 /// The gate of communicators that end together. One thread at a time calls.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub struct Gate {
     state: AtomicU32,
     call: AtomicU32,
 }
@@ -36,7 +36,7 @@ impl Gate {
     /// Announces a call, which ends with the drop of the pass. `None` when the gate is closed: the
     /// communicators may be gone, and must not be used.
     #[inline]
-    pub(crate) fn enter(&self, calling: Calling) -> Option<Pass<'_>> {
+    pub fn enter(&self, calling: Calling) -> Option<Pass<'_>> {
         self.announce(calling);
         let pass = Pass(self);
         // Pairs with the fence in `close`.
@@ -49,18 +49,18 @@ impl Gate {
     }
 
     /// No call begins any more. One that has begun is seen by [`Gate::call`] from now on.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.state.store(CLOSED, Ordering::Release);
         // Pairs with the fence in `enter`.
         fence(Ordering::SeqCst);
     }
 
-    pub(crate) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.state.load(Ordering::Acquire) == OPEN
     }
 
     /// The call that is under way. `None`, once the gate is closed: what calls did is done.
-    pub(crate) fn call(&self) -> Option<Calling> {
+    pub fn call(&self) -> Option<Calling> {
         match self.call.load(Ordering::Acquire) {
             IDLE => None,
             call if call == Calling::Prompt as u32 => Some(Calling::Prompt),
@@ -71,11 +71,11 @@ impl Gate {
 
 /// A call under way.
 #[derive(Debug)]
-pub(crate) struct Pass<'a>(&'a Gate);
+pub struct Pass<'a>(&'a Gate);
 
 impl Pass<'_> {
     /// What comes next may hang.
-    pub(crate) fn may_hang(&self) {
+    pub fn may_hang(&self) {
         self.0.announce(Calling::MayHang);
     }
 }

@@ -15,7 +15,7 @@ use crate::sync::{AtomicU32, Ordering};
 /// The shared word of one slot, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub(crate) struct SlotWord(AtomicU32);
+pub struct SlotWord(AtomicU32);
 
 // The state of a word that is zero, as fresh memory is.
 const WITH_PRODUCER: u32 = 0;
@@ -23,22 +23,22 @@ const WITH_CONSUMER: u32 = 1;
 
 /// Whether the consumer has the slot. With the two below: for a lane whose peer cannot reach the
 /// word, so that its messages move it.
-pub(crate) fn is_with_consumer(word: &SlotWord) -> bool {
+pub fn is_with_consumer(word: &SlotWord) -> bool {
     word.0.load(Ordering::Acquire) == WITH_CONSUMER
 }
 
 /// The peer said that it handed the slot over.
-pub(crate) fn move_to_consumer(word: &SlotWord) {
+pub fn move_to_consumer(word: &SlotWord) {
     word.0.store(WITH_CONSUMER, Ordering::Release);
 }
 
 /// The peer said that it gave the slot back.
-pub(crate) fn move_to_producer(word: &SlotWord) {
+pub fn move_to_producer(word: &SlotWord) {
     word.0.store(WITH_PRODUCER, Ordering::Release);
 }
 
 /// The shared words of an edge, wherever they lie.
-pub(crate) trait SlotWords {
+pub trait SlotWords {
     fn depth(&self) -> u32;
     fn word(&self, slot: u32) -> &SlotWord;
 }
@@ -59,15 +59,15 @@ const RETURNED: u32 = 5;
 
 /// A word that the protocol cannot have written: the peer did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Nonsense {
-    pub(crate) peer: Rank,
-    pub(crate) slot: u32,
-    pub(crate) word: u32,
+pub struct Nonsense {
+    pub peer: Rank,
+    pub slot: u32,
+    pub word: u32,
 }
 
 /// The producing side of an edge's slots. Shared by its end and the leases, hence `&self`.
 #[derive(Debug)]
-pub(crate) struct Producer<W> {
+pub struct Producer<W> {
     /// Who consumes.
     peer: Rank,
     words: W,
@@ -75,24 +75,24 @@ pub(crate) struct Producer<W> {
 }
 
 impl<W: SlotWords> Producer<W> {
-    pub(crate) fn new(words: W, peer: Rank) -> Self {
+    pub fn new(words: W, peer: Rank) -> Self {
         let own = (0..words.depth()).map(|_| AtomicU32::new(FREE)).collect();
         Self { peer, words, own }
     }
 
-    pub(crate) fn words(&self) -> &W {
+    pub fn words(&self) -> &W {
         &self.words
     }
 
     /// Takes a slot that is free, or was dropped in flight and has come back; `None` is the lack
     /// of a credit. This is the reaper: nothing else looks after orphaned slots.
-    pub(crate) fn lease(&self) -> Option<u32> {
+    pub fn lease(&self) -> Option<u32> {
         self.lease_if(|_| true)
     }
 
     /// As [`lease`](Self::lease), of those slots that this side, too, has done with: a backend
     /// whose send works on after the consumer has read has the last word.
-    pub(crate) fn lease_if(&self, is_done: impl Fn(u32) -> bool) -> Option<u32> {
+    pub fn lease_if(&self, is_done: impl Fn(u32) -> bool) -> Option<u32> {
         (0..self.words.depth()).find(|&slot| {
             let own = &self.own[slot as usize];
             let seen = own.load(Ordering::Relaxed);
@@ -106,20 +106,20 @@ impl<W: SlotWords> Producer<W> {
     }
 
     /// The lease ends unsent.
-    pub(crate) fn give_up(&self, slot: u32) {
+    pub fn give_up(&self, slot: u32) {
         self.step(slot, LEASED, FREE);
     }
 
     /// The slot goes over to the consumer. What was written to it becomes visible with the
     /// ring's publication of its frame, which must follow.
-    pub(crate) fn submit(&self, slot: u32) {
+    pub fn submit(&self, slot: u32) {
         self.step(slot, LEASED, IN_FLIGHT);
         let word = &self.words.word(slot).0;
         word.store(WITH_CONSUMER, Ordering::Release);
     }
 
     /// True once the consumer gave the slot back: the credit.
-    pub(crate) fn is_back(&self, slot: u32) -> bool {
+    pub fn is_back(&self, slot: u32) -> bool {
         self.words.word(slot).0.load(Ordering::Acquire) == WITH_PRODUCER
     }
 
@@ -128,7 +128,7 @@ impl<W: SlotWords> Producer<W> {
     ///
     /// # Errors
     /// The word holds what no honest peer leaves there.
-    pub(crate) fn has_come_back(&self, slot: u32) -> Result<bool, Nonsense> {
+    pub fn has_come_back(&self, slot: u32) -> Result<bool, Nonsense> {
         // In this order, with what another thread has seen before the word: where that thread saw
         // the slot come back, so does this one, unless the peer took it again.
         let own = self.own[slot as usize].load(Ordering::Acquire);
@@ -152,25 +152,25 @@ impl<W: SlotWords> Producer<W> {
     }
 
     /// The in-flight handle, whose slot was seen to be back, becomes a lease again.
-    pub(crate) fn redeem(&self, slot: u32) {
+    pub fn redeem(&self, slot: u32) {
         self.step(slot, RETURNED, LEASED);
     }
 
     /// The slot was handed over and its frame did not leave, or the generation ended under it: it
     /// is a lease again, though the consumer did not give it back. Of a generation that is over.
-    pub(crate) fn recall(&self, slot: u32) {
+    pub fn recall(&self, slot: u32) {
         self.step(slot, IN_FLIGHT, LEASED);
     }
 
     /// The in-flight handle was dropped.
-    pub(crate) fn orphan(&self, slot: u32) {
+    pub fn orphan(&self, slot: u32) {
         if !self.try_step(slot, RETURNED, FREE) {
             self.step(slot, IN_FLIGHT, ORPHANED);
         }
     }
 
     /// Whether every slot is here: free, leased, or given back without a handle that waits for it.
-    pub(crate) fn are_all_back(&self) -> bool {
+    pub fn are_all_back(&self) -> bool {
         (0..self.words.depth()).all(|slot| {
             let seen = self.own[slot as usize].load(Ordering::Relaxed);
             seen == FREE || seen == LEASED || self.is_back(slot)
@@ -178,7 +178,7 @@ impl<W: SlotWords> Producer<W> {
     }
 
     /// The slot is given up for good, in flight.
-    pub(crate) fn quarantine(&self, slot: u32) {
+    pub fn quarantine(&self, slot: u32) {
         if !self.try_step(slot, RETURNED, QUARANTINED) {
             self.step(slot, IN_FLIGHT, QUARANTINED);
         }
@@ -201,7 +201,7 @@ impl<W: SlotWords> Producer<W> {
 
 /// Why a slot that a frame names cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotOurs {
+pub enum NotOurs {
     /// There is no slot of that number.
     NoSuchSlot,
     /// The peer did not hand it over, or this side still reads it.
@@ -210,28 +210,28 @@ pub(crate) enum NotOurs {
 
 /// The consuming side of an edge's slots.
 #[derive(Debug)]
-pub(crate) struct Consumer<W> {
+pub struct Consumer<W> {
     words: W,
     own: Box<[AtomicU32]>,
 }
 
 impl<W: SlotWords> Consumer<W> {
-    pub(crate) fn new(words: W) -> Self {
+    pub fn new(words: W) -> Self {
         let own = (0..words.depth()).map(|_| AtomicU32::new(FREE)).collect();
         Self { words, own }
     }
 
-    pub(crate) fn depth(&self) -> u32 {
+    pub fn depth(&self) -> u32 {
         self.words.depth()
     }
 
     /// Whether the producer has handed the slot over.
-    pub(crate) fn is_here(&self, slot: u32) -> bool {
+    pub fn is_here(&self, slot: u32) -> bool {
         is_with_consumer(self.words.word(slot))
     }
 
     /// Takes the slot that a frame names.
-    pub(crate) fn take(&self, slot: u32) -> Result<(), NotOurs> {
+    pub fn take(&self, slot: u32) -> Result<(), NotOurs> {
         let own = self.own.get(slot as usize).ok_or(NotOurs::NoSuchSlot)?;
         if !self.is_here(slot) {
             return Err(NotOurs::NotHandedOver);
@@ -242,7 +242,7 @@ impl<W: SlotWords> Consumer<W> {
     }
 
     /// Gives the slot back: the credit travels with this store.
-    pub(crate) fn give_back(&self, slot: u32) {
+    pub fn give_back(&self, slot: u32) {
         let own = &self.own[slot as usize];
         if own.load(Ordering::Relaxed) == QUARANTINED {
             return;
@@ -253,7 +253,7 @@ impl<W: SlotWords> Consumer<W> {
     }
 
     /// Keeps the slot for good: the producer never gets this credit, also when the lease ends.
-    pub(crate) fn quarantine(&self, slot: u32) {
+    pub fn quarantine(&self, slot: u32) {
         self.own[slot as usize].store(QUARANTINED, Ordering::Relaxed);
     }
 }

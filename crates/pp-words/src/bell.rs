@@ -1,17 +1,17 @@
-//! The words of a bell ([`crate::bell`]): who listens, who sleeps, and how often it rang.
+//! The words of a bell of a rank: who listens, who sleeps, and how often it rang.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
 /// What [`BellWords::listen`] saw of the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket(pub(crate) u32);
+pub struct Ticket(pub u32);
 
 /// The words of a bell, wherever they lie.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub(crate) struct BellWords {
+pub struct BellWords {
     /// Raised by a ring that somebody listens for; what sleepers wait on.
-    pub(crate) rings: AtomicU32,
+    pub rings: AtomicU32,
     /// How many listen: they look for work, spin or sleep.
     listeners: AtomicU32,
     /// How many of them sleep, or are about to.
@@ -20,7 +20,7 @@ pub(crate) struct BellWords {
 
 impl BellWords {
     /// Begins to listen. Look for work after this, then sleep; [`BellWords::unlisten`] must follow.
-    pub(crate) fn listen(&self) -> Ticket {
+    pub fn listen(&self) -> Ticket {
         self.listeners.fetch_add(1, Ordering::SeqCst);
         let ticket = Ticket(self.rings.load(Ordering::SeqCst));
         // Pairs with the first fence in `strike`: either the ringer sees the listener, or the
@@ -30,17 +30,17 @@ impl BellWords {
     }
 
     /// Ends what [`BellWords::listen`] began.
-    pub(crate) fn unlisten(&self) {
+    pub fn unlisten(&self) {
         self.listeners.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// True while no ring came since the ticket was taken.
-    pub(crate) fn is_silent_since(&self, ticket: Ticket) -> bool {
+    pub fn is_silent_since(&self, ticket: Ticket) -> bool {
         self.rings.load(Ordering::Acquire) == ticket.0
     }
 
     /// Announces a sleeper and says whether it may sleep; [`BellWords::leave`] must follow.
-    pub(crate) fn enter(&self, ticket: Ticket) -> bool {
+    pub fn enter(&self, ticket: Ticket) -> bool {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         // Pairs with the second fence in `strike`: either the ringer sees the sleeper, or the
         // sleeper sees the ring.
@@ -49,12 +49,12 @@ impl BellWords {
     }
 
     /// Takes back what [`BellWords::enter`] announced.
-    pub(crate) fn leave(&self) {
+    pub fn leave(&self) {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Rings, if anybody listens; true when a sleeper must be woken.
-    pub(crate) fn strike(&self) -> bool {
+    pub fn strike(&self) -> bool {
         fence(Ordering::SeqCst);
         if self.listeners.load(Ordering::SeqCst) == 0 {
             return false;
