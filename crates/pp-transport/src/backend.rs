@@ -12,7 +12,6 @@ use std::time::Instant;
 use pp_contract::{Fault, FaultKind, Generation, Rank};
 
 use crate::bell::Bell;
-use crate::control::ControlSender;
 use crate::edge::{Capabilities, Edges};
 use crate::error::TransportError;
 use crate::flight::FlightRecorder;
@@ -20,6 +19,7 @@ use crate::group::Members;
 use crate::host::layout::{EdgeShape, Holds, Layout};
 use crate::host::region::Region;
 use crate::host::shared::{self, SharedEnd};
+use pp_meet::control::ControlSender;
 
 /// One end of an edge between this rank and a peer, before it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

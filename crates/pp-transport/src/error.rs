@@ -7,6 +7,7 @@ use pp_contract::{FaultKind, Rank};
 use rustix::io::Errno;
 
 use pp_device::CudaError;
+pub use pp_meet::lift_limit;
 
 /// An error of the data path.
 #[derive(Debug, thiserror::Error)]
@@ -213,23 +214,6 @@ impl TransportError {
             _ => FaultKind::Internal,
         }
     }
-}
-
-/// What to do where the system refuses something because of a limit on this process; `None` for any other error.
-#[must_use]
-pub fn lift_limit(error: Errno) -> Option<&'static str> {
-    Some(match error {
-        Errno::MFILE => "raise the limit on open files (ulimit -n)",
-        Errno::NFILE => "the system has no open file left; end other programs",
-        Errno::AGAIN => {
-            "raise the limit on threads and processes (ulimit -u, a container's pids limit) or on memory (ulimit -v)"
-        }
-        Errno::NOMEM => "free memory, or raise the limit on it (ulimit -v)",
-        Errno::FBIG => {
-            "raise the limit on file sizes (ulimit -f), which holds for shared memory too"
-        }
-        _ => return None,
-    })
 }
 
 fn of_shared_memory(error: Errno) -> &'static str {

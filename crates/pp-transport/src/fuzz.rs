@@ -5,10 +5,10 @@
 //! what was accepted is what an honest peer could have said. Compiled for tests and with the
 //! feature `fuzz` alone.
 
-pub use crate::control::fuzz::{answer, call, messages};
 pub use crate::host::fuzz::{region, ring};
 pub use crate::lane::fuzz::lane;
-pub use crate::launch::fuzz::launch;
+pub use pp_meet::control::fuzz::{answer, call, messages};
+pub use pp_meet::launch::fuzz::launch;
 
 /// A target: takes any bytes, and panics where a guarantee does not hold.
 pub type Target = fn(&[u8]);

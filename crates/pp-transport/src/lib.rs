@@ -13,7 +13,6 @@
 
 pub mod backend;
 pub mod bell;
-pub mod control;
 pub mod edge;
 pub mod error;
 pub mod flight;
@@ -24,7 +23,7 @@ pub mod group;
 pub mod host;
 pub mod in_flight;
 pub mod lane;
-pub mod launch;
 pub mod nccl;
-mod random;
 pub mod times;
+
+pub use pp_meet::{control, launch};

@@ -18,8 +18,9 @@ use pp_contract::{MAX_FRAME_BYTES, Rank};
 use super::words::{OutSlots, Words};
 use crate::backend::EdgeEnd;
 use crate::bell::Bell;
-use crate::control::{Announced, ControlSender, MAX_MESSAGE_BYTES, Message};
 use crate::error::{TransportError, misbehaved};
+use pp_meet::Announced;
+use pp_meet::control::{ControlSender, MAX_MESSAGE_BYTES, Message};
 use pp_words::ring::NO_SLOT;
 use pp_words::slots::{Producer, SlotWords, is_with_consumer, move_to_consumer, move_to_producer};
 

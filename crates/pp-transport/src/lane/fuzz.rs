@@ -1,7 +1,7 @@
 //! The lane's messages over the control channel, run on any bytes: see [`crate::fuzz`].
 
 use super::*;
-use crate::control::fuzz::channel;
+use pp_meet::control::fuzz::channel;
 use pp_words::script::Script;
 
 /// What a peer on another host says on the lane, between what this side does meanwhile.

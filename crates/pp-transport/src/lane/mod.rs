@@ -24,11 +24,11 @@ use self::channel::{ChannelRx, ChannelTx, Side};
 pub(crate) use self::words::{OutSlots, Words};
 use crate::backend::EdgeEnd;
 use crate::bell::Bell;
-use crate::control::ControlSender;
 use crate::error::{TransportError, misbehaved};
 use crate::host::layout::{EdgeShape, Holds};
 use crate::host::region::{BytesAt, WordsAt};
 use crate::host::shared::SharedEnd;
+use pp_meet::control::ControlSender;
 use pp_words::ring::{NO_SLOT, RingReceiver, RingSender};
 use pp_words::slots::{Consumer, Nonsense, NotOurs, Producer};
 
@@ -161,7 +161,7 @@ pub fn pair(
 
 /// Lanes to a rank on another host: frames and credits go over the control channel. Gives an end for each
 /// of `edges`, and the [`Inlet`] of all, for the thread that receives there: it hands in every
-/// [`Message::Frame`](crate::control::Message::Frame). `bell` is that of this rank.
+/// [`Message::Frame`](pp_meet::control::Message::Frame). `bell` is that of this rank.
 ///
 /// # Errors
 /// A shape cannot be, or there is no thread for the lanes.

@@ -11,19 +11,18 @@
 //! the header lane itself is then a ring in shared memory, and this channel stays for hellos, heartbeats, faults and
 //! the end of the stream.
 
-mod channel;
+pub(crate) mod channel;
 mod error;
 mod fds;
 mod frame;
 #[cfg(any(test, feature = "fuzz"))]
-pub(crate) mod fuzz;
+pub mod fuzz;
 mod handshake;
 mod message;
 mod rendezvous;
 mod secure;
 mod socket;
 
-pub(crate) use channel::Announced;
 pub use channel::{ControlChannel, ControlReceiver, ControlSender, Received};
 pub use error::ControlError;
 pub use fds::MAX_FDS;

@@ -10,7 +10,7 @@
 
 mod error;
 #[cfg(any(test, feature = "fuzz"))]
-pub(crate) mod fuzz;
+pub mod fuzz;
 mod local;
 mod parse;
 mod place;

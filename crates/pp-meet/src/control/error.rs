@@ -6,7 +6,7 @@ use std::time::Duration;
 use pp_contract::{Fault, FaultKind, Rank};
 use rustix::io::Errno;
 
-use crate::error::lift_limit;
+use crate::limit::lift_limit;
 
 /// Why a control channel did not do what was asked. Every case names the rank at the other end.
 #[derive(Debug, thiserror::Error)]

@@ -176,7 +176,7 @@ impl ControlSender {
     }
 
     /// Says that a message will be sent, by whatever thread: a goodbye waits for it.
-    pub(crate) fn announce(&self) -> Announced {
+    pub fn announce(&self) -> Announced {
         self.lock().announced += 1;
         Announced(self.clone())
     }
@@ -349,7 +349,7 @@ impl ControlSender {
 /// # If dropped
 /// It was sent, or will not be.
 #[derive(Debug)]
-pub(crate) struct Announced(ControlSender);
+pub struct Announced(ControlSender);
 
 impl Drop for Announced {
     fn drop(&mut self) {

@@ -50,7 +50,7 @@ pub fn answer(bytes: &[u8]) {
 }
 
 /// A channel that is joined, and the socket of the peer, which need not seal anything.
-pub(crate) fn channel() -> (ControlChannel, UnixStream) {
+pub fn channel() -> (ControlChannel, UnixStream) {
     let (socket, peer) = UnixStream::pair().expect("a pair of sockets");
     peer.set_nonblocking(true).expect("a socket");
     let (_, session) = session_of_known_keys();
