@@ -22,7 +22,14 @@ const INPUTS: u64 = 10_000_000;
 /// An input that takes this long is a finding.
 const TIMEOUT: &str = "-timeout=60";
 /// The crates under test.
-const PACKAGES: [&str; 3] = ["pp-contract", "pp-transport", "pp-fuzz"];
+const PACKAGES: [&str; 6] = [
+    "pp-contract",
+    "pp-words",
+    "pp-meet",
+    "pp-edges",
+    "pp-transport",
+    "pp-fuzz",
+];
 /// What rustc is told for these.
 const FLAGS: [&str; 8] = [
     "-Cpasses=sancov-module",

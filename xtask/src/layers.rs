@@ -75,6 +75,8 @@ const RUNTIME: &[&str] = &["pp-runtime"];
 /// What tests and trials share, and the trials.
 const TESTING: &[&str] = &["pp-fakes", "pp-testing", "pp-trials"];
 const WIRE: &[&str] = &["pp-transport", "nccl-sys", "snow"];
+/// The parts of pp-transport, each of which may know those before it. Other crates name pp-transport alone.
+const PARTS: [&str; 4] = ["pp-words", "pp-meet", "pp-edges", "pp-gpu"];
 
 /// The whole table. pp-cli joins everything and may know everything but what tests share; pp-trials may know that, too.
 const LAYERS: &[Layer] = &[
@@ -100,6 +102,38 @@ const LAYERS: &[Layer] = &[
         name: "pp-device",
         allowed: None,
         banned: &[MESSAGES, WIRE, RUNTIME, KERNELS, CLI, TESTING],
+        hidden: &[],
+    },
+    Layer {
+        name: "pp-words",
+        allowed: None,
+        banned: &[DEVICE, WIRE, RUNTIME, KERNELS, CLI, TESTING],
+        hidden: &[],
+    },
+    Layer {
+        name: "pp-meet",
+        allowed: None,
+        banned: &[
+            DEVICE,
+            &["pp-edges", "pp-gpu", "pp-transport"],
+            RUNTIME,
+            KERNELS,
+            CLI,
+            TESTING,
+        ],
+        hidden: &[],
+    },
+    Layer {
+        name: "pp-edges",
+        allowed: None,
+        banned: &[
+            &["pp-gpu", "pp-transport"],
+            RUNTIME,
+            JOB,
+            KERNELS,
+            CLI,
+            TESTING,
+        ],
         hidden: &[],
     },
     Layer {
@@ -159,6 +193,14 @@ pub(crate) fn run() -> Result<()> {
     for layer in LAYERS {
         breaches.extend(layer.breaches(&tree(layer.name, ALL)?, &tree(layer.name, DIRECT)?));
     }
+    for member in members()? {
+        if member == "pp-transport" || PARTS.contains(&member.as_str()) {
+            continue;
+        }
+        let direct = tree(&member, DIRECT)?;
+        let parts = PARTS.iter().filter(|part| direct.contains(**part));
+        breaches.extend(parts.map(|part| format!("{member} must name pp-transport, not {part}")));
+    }
     ensure!(
         breaches.is_empty(),
         "layers broken: {}",
@@ -192,6 +234,24 @@ impl Layer {
 /// How far down the tree is read, in the words of cargo.
 const ALL: &str = "all";
 const DIRECT: &str = "1";
+
+/// The packages of the workspace.
+fn members() -> Result<BTreeSet<String>> {
+    let args = [
+        "tree",
+        "--workspace",
+        "--depth",
+        "0",
+        "--prefix",
+        "none",
+        "--format",
+        "{p}",
+    ];
+    let printed = output(&mut cargo(&args)).context("cannot read the packages")?;
+    let names = printed.lines().filter_map(|line| line.split(' ').next());
+    let names = names.filter(|name| !name.is_empty());
+    Ok(names.map(String::from).collect())
+}
 
 /// Names of the packages that `package` needs at run time or while it is compiled, itself included.
 fn tree(package: &str, depth: &str) -> Result<BTreeSet<String>> {

@@ -12,9 +12,11 @@ use crate::trials;
 /// Set on build machines: there a check that cannot run has failed.
 const MUST_RUN: &str = "PP_TESTS_MUST_RUN";
 /// Crates with unsafe code, and so with something for a sanitizer to find.
-const UNSAFE_CRATES: [&str; 6] = [
+const UNSAFE_CRATES: [&str; 8] = [
     "--package",
     "pp-device",
+    "--package",
+    "pp-edges",
     "--package",
     "pp-transport",
     "--package",

@@ -11,16 +11,18 @@ use crate::process::{command, output, root};
 const UNSAFE_ALLOWED: &[&str] = &[
     // Calls into NCCL that need no communicator.
     "crates/nccl-sys/src/",
-    "crates/pp-transport/src/host/",
+    // Memory that ranks share, and the slots in it.
+    "crates/pp-edges/src/host/",
+    "crates/pp-edges/src/shm/",
     // Calls of the CUDA driver, and of NCCL.
     "crates/pp-device/src/",
-    "crates/pp-transport/src/gpu/edge.rs",
-    "crates/pp-transport/src/gpu/lease.rs",
+    "crates/pp-gpu/src/gpu/edge.rs",
+    "crates/pp-gpu/src/gpu/lease.rs",
     // What a copy into the slot of another device asks of its caller.
-    "crates/pp-transport/src/gpu/far.rs",
+    "crates/pp-gpu/src/gpu/far.rs",
     // Copies into memory of another process, and numbers in it.
-    "crates/pp-transport/src/gpu/p2p/",
-    "crates/pp-transport/src/nccl/",
+    "crates/pp-gpu/src/gpu/p2p/",
+    "crates/pp-gpu/src/nccl/",
     // Compiled for loom alone, which checks every access.
     "crates/pp-words/src/models.rs",
     // The allocator, and what is seen before `main`.
@@ -75,6 +77,10 @@ const LIBRARIES: &[&str] = &[
     "crates/pp-wheels/",
     "crates/pp-contract/",
     "crates/pp-device/",
+    "crates/pp-words/",
+    "crates/pp-meet/",
+    "crates/pp-edges/",
+    "crates/pp-gpu/",
     "crates/pp-transport/",
     "crates/pp-runtime/",
     "crates/pp-kernels/",
@@ -290,7 +296,7 @@ mod tests {
     fn unsafe_stands_only_where_it_may_and_with_its_reason() {
         let bare = "//! A.\nfn a() { unsafe { b() } }\n";
         assert!(faults(LIBRARY, bare).contains("a.rs:2: unsafe outside the files"));
-        let allowed = "crates/pp-transport/src/host/a.rs";
+        let allowed = "crates/pp-edges/src/host/a.rs";
         assert!(faults(allowed, bare).contains("a.rs:2: unsafe without a SAFETY comment"));
         assert_eq!(
             faults(allowed, "//! A.\n// SAFETY: b is fine.\nunsafe { b() }\n"),

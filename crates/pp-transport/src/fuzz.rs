@@ -5,8 +5,8 @@
 //! what was accepted is what an honest peer could have said. Compiled for tests and with the
 //! feature `fuzz` alone.
 
-pub use crate::host::fuzz::{region, ring};
-pub use crate::lane::fuzz::lane;
+pub use pp_edges::host::fuzz::{region, ring};
+pub use pp_edges::lane::fuzz::lane;
 pub use pp_meet::control::fuzz::{answer, call, messages};
 pub use pp_meet::launch::fuzz::launch;
 

@@ -11,19 +11,15 @@
 //! descriptors, heartbeats and faults, authenticated; [`launch`] finds out which rank this process is; [`flight`] keeps this
 //! rank's last operations, to explain why a job stands still.
 
-pub mod backend;
-pub mod bell;
-pub mod edge;
-pub mod error;
-pub mod flight;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
-pub mod gpu;
-pub mod group;
-pub mod host;
-pub mod in_flight;
-pub mod lane;
-pub mod nccl;
-pub mod times;
 
+pub use pp_edges::{backend, bell, edge, error, flight, group, host, in_flight, lane};
+pub use pp_gpu::{gpu, nccl};
 pub use pp_meet::{control, launch};
+
+/// How long ranks wait for each other, and edges for their end.
+pub mod times {
+    pub use pp_gpu::times::ENDED_WITHIN;
+    pub use pp_meet::times::{DECLINE_WITHIN, MEET_WITHIN};
+}

@@ -88,8 +88,3 @@ fn every_target_holds_its_guarantees() {
         pass(name, target);
     }
 }
-
-#[test]
-fn a_word_that_a_peer_never_lets_rest() {
-    crate::host::fuzz::word_that_never_rests();
-}

@@ -1,0 +1,351 @@
+//! The host backend: ranks are processes of one machine, slots lie in memory they share.
+//!
+//! A send hands over a slot: the frame goes through a ring, the payload stays where the stage
+//! wrote it, and 22 MB cost what 22 B cost. The receiver reads the slot in place, and dropping
+//! its lease returns the credit. This is also the plain statement of what every backend must do.
+//!
+//! The region is made by the lower of the two ranks and passed, with the bells, over their
+//! authenticated control channel. The kernel frees it with the last process, however that ends.
+
+mod backend;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+pub(crate) mod group;
+pub mod nt;
+
+use std::sync::Arc;
+
+use pp_contract::{Matched, Prepared, Sequencer, Stamp};
+
+pub use self::backend::Host;
+pub use self::group::{GroupAbort, GroupMemory, HostGroup};
+use crate::edge::{EdgeLocal, EdgeRx, EdgeTx, Sent, check_payload};
+use crate::error::TransportError;
+use crate::in_flight::{InFlight, Part, Rejected, Resend, Submission};
+use crate::lane::shared::{NAME, SharedEnd};
+use crate::lane::{self, InSlots, LaneRx, LaneTx, OutSlots};
+use crate::shm::layout::{Direction, Holds, Layout};
+pub use crate::shm::layout::{EdgeShape, MAX_SLOTS};
+pub use crate::shm::memory;
+use crate::shm::region::Region;
+
+/// What a lease needs of its edge, at either end: who owns its slots, and where their bytes lie.
+#[derive(Debug)]
+struct Edge<S> {
+    slots: Arc<S>,
+    region: Arc<Region>,
+    place: Direction,
+}
+
+impl<S> Edge<S> {
+    fn bytes(&self, slot: u32, len: usize) -> std::ptr::NonNull<u8> {
+        assert!(slot < self.place.depth && len <= self.place.slot_bytes);
+        let offset = self.place.slots + slot as usize * self.place.stride;
+        self.region.bytes_at(offset, len)
+    }
+}
+
+/// A slot of an edge, to be written in place.
+///
+/// # If dropped
+/// The slot is free again; nothing was sent.
+#[derive(Debug)]
+pub struct TxLease {
+    edge: Arc<Edge<OutSlots>>,
+    slot: u32,
+}
+
+impl TxLease {
+    fn of(edge: &Arc<Edge<OutSlots>>) -> Option<Self> {
+        let slot = edge.slots.lease()?;
+        let edge = Arc::clone(edge);
+        Some(Self { edge, slot })
+    }
+
+    /// The slot, whole. It holds what an earlier chunk left in it.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let len = self.capacity();
+        let at = self.edge.bytes(self.slot, len);
+        // SAFETY: the slot is in state LEASED for as long as this lease exists, so neither the
+        // peer nor another lease of this process touches its bytes; they lie in the region,
+        // which the lease keeps mapped; `&mut self` makes the borrow unique.
+        unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), len) }
+    }
+
+    /// Bytes that fit the slot.
+    pub fn capacity(&self) -> usize {
+        self.edge.place.slot_bytes
+    }
+}
+
+impl Drop for TxLease {
+    fn drop(&mut self) {
+        self.edge.slots.give_up(self.slot);
+    }
+}
+
+/// A slot that was handed over and has not come back.
+#[derive(Debug)]
+pub struct Sending {
+    edge: Arc<Edge<OutSlots>>,
+    slot: u32,
+}
+
+impl Submission for Sending {
+    type Buffer = TxLease;
+
+    fn is_done(&self) -> Result<bool, TransportError> {
+        Ok(self.edge.slots.has_come_back(self.slot)?)
+    }
+
+    fn into_buffer(self) -> TxLease {
+        self.edge.slots.redeem(self.slot);
+        TxLease {
+            edge: self.edge,
+            slot: self.slot,
+        }
+    }
+
+    fn orphan(self) {
+        self.edge.slots.orphan(self.slot);
+    }
+
+    fn quarantine(self) {
+        self.edge.slots.quarantine(self.slot);
+    }
+}
+
+impl Resend for Sending {
+    fn copy_into(&self, parts: &[Part], slot: &mut TxLease) -> Result<(), TransportError> {
+        let place = self.edge.place;
+        let sent = self.edge.bytes(self.slot, place.slot_bytes);
+        let into = slot.bytes_mut();
+        for part in parts {
+            let (from, to, len) = part.within(place.slot_bytes, into.len())?;
+            let into = into[to..to + len].as_mut_ptr();
+            // SAFETY: both ranges were just checked. `sent` lies in the region that this
+            // submission keeps mapped, whether its generation lives or not, and its slot is IN
+            // FLIGHT for as long as the submission exists: no lease of this process writes it,
+            // and the peer only reads. A peer that breaks this changes bytes that it is sent once
+            // more, and nothing here refers to them. `into` is borrowed uniquely, of a slot that
+            // is LEASED, so it is another one, and the two do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(sent.as_ptr().add(from), into, len) }
+        }
+        Ok(())
+    }
+
+    fn unsent(buffer: TxLease) -> Self {
+        // The lease ends without freeing the slot: it is in flight now.
+        let lease = std::mem::ManuallyDrop::new(buffer);
+        // SAFETY: `lease` is never dropped and not used again, so the `Arc` is moved out once.
+        let edge = unsafe { std::ptr::read(&raw const lease.edge) };
+        edge.slots.submit(lease.slot);
+        Self {
+            edge,
+            slot: lease.slot,
+        }
+    }
+}
+
+/// A slot of an edge, read in place.
+///
+/// # If dropped
+/// The slot goes back to the sender: this is its credit for the next send.
+#[derive(Debug)]
+pub struct RxLease {
+    edge: Arc<Edge<InSlots>>,
+    slot: u32,
+    len: usize,
+}
+
+impl RxLease {
+    /// The payload, exactly as many bytes as its header said.
+    pub fn bytes(&self) -> &[u8] {
+        let at = self.edge.bytes(self.slot, self.len);
+        // SAFETY: the sender handed the slot over (an acquire load saw it) and does not write it
+        // until this lease is dropped; the lease keeps the region mapped.
+        unsafe { std::slice::from_raw_parts(at.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for RxLease {
+    fn drop(&mut self) {
+        self.edge.slots.give_back(self.slot);
+    }
+}
+
+/// A receive: on this backend the payload is there before its header.
+#[derive(Debug)]
+pub struct Receiving(RxLease);
+
+impl Submission for Receiving {
+    type Buffer = RxLease;
+
+    fn is_done(&self) -> Result<bool, TransportError> {
+        Ok(true)
+    }
+
+    fn into_buffer(self) -> RxLease {
+        self.0
+    }
+
+    fn orphan(self) {}
+
+    fn quarantine(self) {
+        // The slot stays where it is when the lease ends; the edge does not live on for it.
+        self.0.edge.slots.slots.quarantine(self.0.slot);
+    }
+}
+
+/// The sending end of an edge to a rank on the same machine.
+#[derive(Debug)]
+pub struct HostTx {
+    lane: LaneTx,
+    edge: Arc<Edge<OutSlots>>,
+    sequencer: Sequencer,
+}
+
+impl HostTx {
+    fn new(end: SharedEnd) -> Self {
+        let lane = LaneTx::over_memory(&end);
+        Self {
+            edge: Arc::new(Edge {
+                slots: Arc::clone(&lane.slots),
+                region: end.region,
+                place: end.place,
+            }),
+            lane,
+            sequencer: Sequencer::new(),
+        }
+    }
+}
+
+impl EdgeTx for HostTx {
+    type Tx = TxLease;
+    type Sending = Sending;
+
+    fn try_lease(&mut self) -> Result<Option<TxLease>, TransportError> {
+        Ok(TxLease::of(&self.edge))
+    }
+
+    fn send(
+        &mut self,
+        message: Prepared<'_>,
+        stamp: Stamp,
+        payload: Option<TxLease>,
+    ) -> Result<Sent<Sending>, Rejected<TxLease>> {
+        let lease = payload.as_ref();
+        let fits = check_payload(
+            message.payload_bytes(),
+            lease.map(|lease| (Arc::ptr_eq(&lease.edge, &self.edge), lease.capacity())),
+        );
+        if let Err(error) = fits.and_then(|()| self.lane.check_room()) {
+            let buffer = payload;
+            return Err(Rejected { buffer, error });
+        }
+        // From here on nothing can fail: the header is a commitment.
+        let sending = payload.map(Sending::unsent);
+        let committed = message.commit(&mut self.sequencer, stamp);
+        self.lane
+            .push(sending.as_ref().map(|s| s.slot), committed.frame())
+            .expect("a ring with room takes a frame");
+        Ok(Sent {
+            header: *committed.header(),
+            payload: sending.map(InFlight::new),
+        })
+    }
+}
+
+/// The receiving end of an edge from a rank on the same machine.
+#[derive(Debug)]
+pub struct HostRx {
+    lane: LaneRx,
+    edge: Arc<Edge<InSlots>>,
+}
+
+impl HostRx {
+    fn new(end: SharedEnd) -> Self {
+        let lane = LaneRx::over_memory(&end);
+        Self {
+            edge: Arc::new(Edge {
+                slots: Arc::clone(&lane.slots),
+                region: end.region,
+                place: end.place,
+            }),
+            lane,
+        }
+    }
+}
+
+impl EdgeRx for HostRx {
+    type Rx = RxLease;
+    type Receiving = Receiving;
+
+    fn poll_frame(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
+        self.lane.poll(inbox)
+    }
+
+    fn receive(&mut self, header: &Matched<'_>) -> Result<InFlight<Receiving>, TransportError> {
+        let capacity = self.edge.place.slot_bytes;
+        let (slot, len) = self.lane.take_announced(header, capacity)?;
+        let edge = Arc::clone(&self.edge);
+        Ok(InFlight::new(Receiving(RxLease { edge, slot, len })))
+    }
+}
+
+/// An edge between two stages of this process.
+#[derive(Debug)]
+pub struct HostLocal {
+    tx: Arc<Edge<OutSlots>>,
+    rx: Arc<Edge<InSlots>>,
+}
+
+impl HostLocal {
+    fn new(shape: EdgeShape) -> Result<Self, TransportError> {
+        let layout = Layout::new([shape], Holds::Slots)?;
+        let region = Arc::new(Region::create(NAME, layout.len)?);
+        let (place, (out, incoming)) = (layout.edges[0], lane::local(shape));
+        Ok(Self {
+            tx: Arc::new(Edge {
+                slots: out,
+                region: Arc::clone(&region),
+                place,
+            }),
+            rx: Arc::new(Edge {
+                slots: incoming,
+                region,
+                place,
+            }),
+        })
+    }
+}
+
+impl EdgeLocal for HostLocal {
+    type Tx = TxLease;
+    type Rx = RxLease;
+    type Sending = Sending;
+
+    fn try_lease(&mut self) -> Result<Option<TxLease>, TransportError> {
+        Ok(TxLease::of(&self.tx))
+    }
+
+    fn hand_on(
+        &mut self,
+        payload: TxLease,
+        bytes: u64,
+    ) -> Result<(InFlight<Sending>, RxLease), Rejected<TxLease>> {
+        let slot = (Arc::ptr_eq(&payload.edge, &self.tx), payload.capacity());
+        if let Err(error) = check_payload(bytes, Some(slot)) {
+            let buffer = Some(payload);
+            return Err(Rejected { buffer, error });
+        }
+        let sending = Sending::unsent(payload);
+        let (slot, edge) = (sending.slot, Arc::clone(&self.rx));
+        edge.slots
+            .take(slot)
+            .expect("no other code moves a slot of this process");
+        // It fits a slot, so it fits the address space.
+        let len = bytes as usize;
+        Ok((InFlight::new(sending), RxLease { edge, slot, len }))
+    }
+}

@@ -1,0 +1,43 @@
+//! The memory that two ranks of one host share for their edges, as one of them has it.
+
+use std::sync::Arc;
+
+use pp_contract::Rank;
+
+use crate::bell::Bell;
+use crate::error::TransportError;
+use crate::shm::layout::{Direction, EdgeShape, Holds, Layout};
+use crate::shm::region::Region;
+
+/// The name of the memory in the kernel's tables.
+pub(crate) const NAME: &str = "pp-edges";
+
+/// One end of an edge whose memory two ranks share. An edge has one such end in each of them.
+#[derive(Clone, Debug)]
+pub struct SharedEnd {
+    pub region: Arc<Region>,
+    pub place: Direction,
+    /// The rank at the other end.
+    pub peer: Rank,
+    pub peer_bell: Bell,
+}
+
+impl SharedEnd {
+    /// Both ends in one process, the sender's first: each rank with the bell that its driver sleeps on.
+    pub fn pair(
+        shape: EdgeShape,
+        holds: Holds,
+        sender: (Rank, &Bell),
+        receiver: (Rank, &Bell),
+    ) -> Result<(Self, Self), TransportError> {
+        let layout = Layout::new([shape], holds)?;
+        let region = Arc::new(Region::create(NAME, layout.len)?);
+        let end = |(peer, bell): (Rank, &Bell)| Self {
+            region: Arc::clone(&region),
+            place: layout.edges[0],
+            peer,
+            peer_bell: bell.clone(),
+        };
+        Ok((end(receiver), end(sender)))
+    }
+}

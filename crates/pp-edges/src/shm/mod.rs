@@ -1,0 +1,5 @@
+//! Memory that two ranks of one host share: a region of it, and what lies where in the region.
+
+pub mod layout;
+pub mod memory;
+pub mod region;

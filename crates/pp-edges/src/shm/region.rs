@@ -1,0 +1,277 @@
+//! A memfd that processes share: sealed, mapped once, and seen only as atomics and raw bytes.
+//!
+//! Hazard: a mapping whose file shrinks under it kills the process (SIGBUS), and memory that
+//! another process writes is no `&[u8]`. Guarantee: the file is sealed against resizing before
+//! its descriptor leaves this process, a descriptor from a peer is refused unless it is so
+//! sealed and of exactly the expected size, and its pages are reserved when it is made. The only
+//! references handed out are to atomics; everything else is copied, or lent by the slot protocol
+//! in [`pp_words::slots`].
+//!
+//! There is no name in the file system: the kernel frees the pages with the last process.
+
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::memory::available_bytes;
+use crate::error::TransportError;
+use pp_words::bell::BellWords;
+use pp_words::ring::{RingBytes, RingWords};
+use pp_words::slots::SlotWord;
+
+/// Marks the types that may be referenced in memory another process writes.
+///
+/// # Safety
+/// 1. Every bit pattern is a value of the type.
+/// 2. Every field is an atomic (or padding), so a write by the other process is no data race.
+pub unsafe trait SharedWords {}
+
+// SAFETY: atomics and padding; every bit pattern is valid.
+unsafe impl SharedWords for BellWords {}
+// SAFETY: atomics and padding; every bit pattern is valid.
+unsafe impl SharedWords for RingWords {}
+// SAFETY: one atomic and padding; every bit pattern is valid.
+unsafe impl SharedWords for SlotWord {}
+
+/// One shared mapping.
+///
+/// Dropping it unmaps the memory and closes the descriptor; peers keep theirs.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: `Region` hands out references to atomics only; its raw bytes are reached through
+// `unsafe` code that states who owns them at the time. The mapping lives until drop.
+unsafe impl Send for Region {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Makes and maps a sealed memfd of `len` bytes (rounded up to whole pages), zeroed, with
+    /// its pages reserved and touched so that the steady state takes no page fault.
+    ///
+    /// # Errors
+    /// The kernel has no memory or no descriptor left; the text says how much was asked for.
+    pub fn create(name: &str, len: usize) -> Result<Self, TransportError> {
+        let fail = |source| TransportError::Shared {
+            what: format!("cannot make {len} bytes of shared memory"),
+            source,
+        };
+        let len = round_to_pages(len);
+        let wanted = len as u64;
+        if let Some(available) = available_bytes().filter(|available| wanted > *available) {
+            return Err(TransportError::NoMemory { wanted, available });
+        }
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(fail)?;
+        rustix::fs::ftruncate(&fd, len as u64).map_err(fail)?;
+        // Reserve now: running out later would be SIGBUS in the middle of a copy.
+        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64).map_err(fail)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals).map_err(fail)?;
+        Self::map(fd, len)
+    }
+
+    /// Maps a memfd that a peer made with [`Region::create`].
+    ///
+    /// # Errors
+    /// The descriptor is not sealed against resizing, or its size is not the expected one.
+    pub fn open(fd: OwnedFd, len: usize) -> Result<Self, TransportError> {
+        let refuse = |why: String| TransportError::BadRegion { why };
+        let len = round_to_pages(len);
+        let seals = rustix::fs::fcntl_get_seals(&fd)
+            .map_err(|e| refuse(format!("it is no memfd ({e})")))?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(refuse("it is not sealed against resizing".into()));
+        }
+        let size = rustix::fs::fstat(&fd)
+            .map_err(|e| refuse(format!("it has no size ({e})")))?
+            .st_size;
+        if u64::try_from(size) != Ok(len as u64) {
+            return Err(refuse(format!(
+                "it has {size} bytes where {len} were agreed"
+            )));
+        }
+        Self::map(fd, len)
+    }
+
+    fn map(fd: OwnedFd, len: usize) -> Result<Self, TransportError> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours;
+        // `fd` is sealed, so the pages behind it stay for as long as the mapping does.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::POPULATE,
+                &fd,
+                0,
+            )
+        }
+        .map_err(|source| TransportError::Shared {
+            what: format!("cannot map {len} bytes of shared memory"),
+            source,
+        })?;
+        let base = NonNull::new(base.cast()).expect("mmap gives a non-null address or an error");
+        Ok(Self { base, len, fd })
+    }
+
+    /// The descriptor to pass to a peer on this host.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The atomics at `offset`.
+    ///
+    /// # Panics
+    /// If they would not lie, aligned, inside the region: offsets come from this program's own
+    /// layout, never from a peer.
+    pub fn words<T: SharedWords>(&self, offset: usize) -> &T {
+        assert!(offset + size_of::<T>() <= self.len && offset.is_multiple_of(align_of::<T>()));
+        // SAFETY: in bounds and aligned (just asserted; the base is page aligned and the mapping
+        // lives as long as `self`); `T: SharedWords` makes any content and any concurrent write
+        // by the peer fine.
+        unsafe { self.base.add(offset).cast::<T>().as_ref() }
+    }
+
+    /// The address of `len` raw bytes at `offset`; who may touch them is the caller's to prove.
+    ///
+    /// # Panics
+    /// If they do not lie inside the region.
+    pub fn bytes_at(&self, offset: usize, len: usize) -> NonNull<u8> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
+        // SAFETY: the range was just checked to lie inside the mapping.
+        unsafe { self.base.add(offset) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `len` are what `mmap` gave; everything lent from the region holds
+        // an `Arc` of it or borrows it, so nothing refers to it any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+fn round_to_pages(len: usize) -> usize {
+    len.next_multiple_of(rustix::param::page_size())
+}
+
+/// The words of a ring at an offset of a region, which they keep mapped.
+#[derive(Debug)]
+pub(crate) struct WordsAt {
+    region: Arc<Region>,
+    offset: usize,
+}
+
+impl WordsAt {
+    pub(crate) fn new(region: &Arc<Region>, offset: usize) -> Self {
+        let _in_bounds: &RingWords = region.words(offset);
+        Self {
+            region: Arc::clone(region),
+            offset,
+        }
+    }
+}
+
+impl Deref for WordsAt {
+    type Target = RingWords;
+
+    fn deref(&self) -> &RingWords {
+        self.region.words(self.offset)
+    }
+}
+
+/// The data area of a ring that lies in a region.
+#[derive(Debug)]
+pub(crate) struct BytesAt {
+    region: Arc<Region>,
+    offset: usize,
+    len: usize,
+}
+
+impl BytesAt {
+    pub(crate) fn new(region: &Arc<Region>, offset: usize, len: usize) -> Self {
+        let _in_bounds = region.bytes_at(offset, len);
+        Self {
+            region: Arc::clone(region),
+            offset,
+            len,
+        }
+    }
+}
+
+impl RingBytes for BytesAt {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn put(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        let to = self.region.bytes_at(self.offset + at, bytes.len());
+        // SAFETY: in bounds (asserted); the ring's words give this side the range until it
+        // publishes the head, and `bytes` is private memory, so the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
+    }
+
+    fn get(&self, at: usize, bytes: &mut [u8]) {
+        assert!(at + bytes.len() <= self.len);
+        let from = self.region.bytes_at(self.offset + at, bytes.len());
+        // SAFETY: in bounds (asserted); the range was published by the peer and stays untouched
+        // until this side moves the tail. A peer that breaks this only changes bytes that are
+        // copied here once and then decoded as hostile.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_of_another_size_is_refused() {
+        let region = Region::create("pp-test", 8192).unwrap();
+        let fd = region.fd().try_clone_to_owned().unwrap();
+        let error = Region::open(fd, 4096).unwrap_err().to_string();
+        assert!(error.contains("8192 bytes where 4096"), "{error}");
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_before_it_is_asked_for() {
+        let error = Region::create("pp-test", 1 << 50).unwrap_err();
+        assert!(matches!(error, TransportError::NoMemory { .. }), "{error}");
+    }
+
+    #[test]
+    fn an_unsealed_memfd_is_refused() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("pp-test", flags).unwrap();
+        rustix::fs::ftruncate(&fd, 4096).unwrap();
+        let error = Region::open(fd, 4096).unwrap_err().to_string();
+        assert!(error.contains("not sealed"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_memfd_is_refused() {
+        let fd = std::fs::File::open("/dev/null").unwrap().into();
+        let error = Region::open(fd, 4096).unwrap_err().to_string();
+        assert!(error.contains("no memfd"), "{error}");
+    }
+
+    #[test]
+    fn both_mappings_see_the_same_words() {
+        let ours = Region::create("pp-test", 4096).unwrap();
+        let theirs = Region::open(ours.fd().try_clone_to_owned().unwrap(), 4096).unwrap();
+        let (ours, theirs) = (ours.words::<BellWords>(0), theirs.words::<BellWords>(0));
+        let ticket = theirs.listen();
+        ours.strike();
+        assert!(!theirs.is_silent_since(ticket));
+    }
+}

@@ -1,0 +1,327 @@
+//! Ranks whose payloads lie on GPUs: each two of them take the best way that there is between them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::ops::{Deref, DerefMut};
+
+use nccl_sys::Nccl;
+use pp_contract::{Fault, FaultKind, Rank, with_source};
+
+use super::trial::{self, Tried, Why, exchange};
+use crate::gpu::{DeviceIn, DeviceLocal, DeviceOut, DeviceRx, DeviceTx, Receiving, Sending, join};
+use crate::nccl::{self, Communicator, NcclBackend, UniqueId};
+use pp_device::{CudaError, Reach};
+use pp_edges::backend::{
+    Backend, Connect, Connected, EdgeEnd, Joined, Neighbours, OnFrame, Peer, compare, in_order,
+};
+use pp_edges::bell::Bell;
+use pp_edges::edge::{Capabilities, Edges};
+use pp_edges::error::TransportError;
+use pp_edges::group::Members;
+use pp_edges::host::EdgeShape;
+
+/// The operation of a fault while two ranks choose a way.
+const WHAT: &str = "choose a way between GPUs";
+
+/// The way that payloads take between two GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By copy engine over NVLink, where that works, else by NCCL. What was taken is said, and why.
+    Best,
+    /// By copy engine, also over the bus.
+    P2p,
+    /// By NCCL.
+    Nccl,
+}
+
+/// What two ranks agreed on for all edges between them.
+#[derive(Debug)]
+pub struct Agreed(Taken);
+
+/// The way that the edges between two ranks take.
+#[derive(Debug)]
+enum Taken {
+    P2p(Tried),
+    Nccl(nccl::Agreed),
+}
+
+/// Payloads in the memory of one GPU for each rank, by copy engine or NCCL. Groups take NCCL, which is loaded once it is wanted.
+#[derive(Debug)]
+pub struct GpuBackend {
+    nccl: NcclBackend,
+    way: Way,
+    /// Is given a line for each peer that says which way the edges take, where that was left to us; and one for each group,
+    /// unless NCCL was asked for.
+    say: fn(&str),
+    /// What was said last, by peer: with a new process of a peer it is most often the same.
+    said: BTreeMap<Rank, String>,
+    /// Whether an edge has taken the copy engine, and whether an edge or a group has taken NCCL.
+    taken: [bool; 2],
+}
+
+impl GpuBackend {
+    /// A backend that takes this way, and says what it chose.
+    pub fn new(nccl: NcclBackend, way: Way, say: fn(&str)) -> Self {
+        Self {
+            nccl,
+            way,
+            say,
+            said: BTreeMap::new(),
+            taken: [false; 2],
+        }
+    }
+
+    /// Makes the edges with a peer by copy engine, if that works; else why not. Both ranks get the same answer.
+    fn try_p2p(
+        &self,
+        peer: &mut dyn Peer,
+        edges: &[EdgeEnd],
+        bell: &Bell,
+    ) -> Result<Result<Tried, Why>, Fault> {
+        let device = &self.device;
+        if !peer.shares_host() {
+            // Both know it.
+            let ranks = (peer.own_rank(), peer.rank());
+            return Ok(Err(format!(
+                "ranks {} and {} share no host, or no Unix socket on it",
+                ranks.0, ranks.1
+            )));
+        }
+        peer.send(&device.about().uuid)?;
+        let uuid = peer.receive(WHAT)?;
+        let reach = <[u8; 16]>::try_from(&uuid[..]).map_err(|_| Unreachable::NoUuid);
+        let reach = reach.and_then(|uuid| self.reach(uuid));
+        match exchange(peer, reach)? {
+            Ok(()) => trial::make(peer, device, edges, bell),
+            Err(why) => Ok(Err(why)),
+        }
+    }
+
+    /// Whether the device of a peer can be reached in a way that is wanted.
+    fn reach(&self, uuid: [u8; 16]) -> Result<(), Unreachable> {
+        self.device.bind()?;
+        if !self.device.can_share()? {
+            return Err(Unreachable::NotShared);
+        }
+        match self.device.reach(uuid)? {
+            Reach::Bus if self.way == Way::Best => Err(Unreachable::Bus),
+            Reach::Itself | Reach::NvLink | Reach::Bus => Ok(()),
+            Reach::Not => Err(Unreachable::Not),
+            Reach::Hidden => Err(Unreachable::Hidden),
+        }
+    }
+
+    /// Loads NCCL, and compares with a peer what must be the same for it, unless the handshake has.
+    fn agree_on_nccl(&mut self, peer: &mut dyn Peer, why: &str) -> Result<(), Fault> {
+        if self.way == Way::Nccl {
+            return Ok(());
+        }
+        if self.nccl.nccl.is_none() {
+            let loaded = Nccl::load().map_err(|error| {
+                let text = format!("{why}; NCCL: {}", with_source(&error));
+                Fault::new(FaultKind::Device, peer.own_rank(), WHAT, text)
+            })?;
+            self.nccl.nccl = Some(loaded);
+        }
+        let settings = self.nccl.settings().into_iter();
+        let lines: Vec<String> = settings
+            .map(|(name, value)| format!("{name} {value:?}"))
+            .collect();
+        compare(
+            peer,
+            (WHAT, "NCCL"),
+            &lines,
+            "start every rank with the same",
+        )
+    }
+
+    /// Says which way the edges with a peer take, if that was left to us: the lower rank does.
+    fn tell(&mut self, peer: &dyn Peer, edges: &[EdgeEnd], way: &str, why: &str) {
+        if self.way != Way::Best || peer.own_rank() > peer.rank() {
+            return;
+        }
+        let mut line = String::from("edges between ranks: ");
+        let mut comma = "";
+        for end in edges.iter().filter(|end| end.shape.has_payloads()) {
+            let (own, other) = (peer.own_rank(), peer.rank());
+            let (from, to) = if end.is_sender {
+                (own, other)
+            } else {
+                (other, own)
+            };
+            let _ = write!(line, "{comma}{from} -> {to} {way}");
+            comma = ", ";
+        }
+        if !why.is_empty() {
+            let _ = write!(line, " ({why})");
+        }
+        if self.said.get(&peer.rank()) != Some(&line) {
+            (self.say)(&line);
+            self.said.insert(peer.rank(), line);
+        }
+    }
+}
+
+/// Why the device of a peer is not reached.
+#[derive(Debug, thiserror::Error)]
+enum Unreachable {
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error("the driver cannot pass the memory of this GPU to another process")]
+    NotShared,
+    #[error("the two GPUs are not connected by NVLink; --transport p2p takes the bus")]
+    Bus,
+    #[error("this GPU cannot reach the memory of the other")]
+    Not,
+    #[error(
+        "the GPU of the other rank is hidden from this one; let CUDA_VISIBLE_DEVICES name both"
+    )]
+    Hidden,
+    #[error("the other rank has named no GPU")]
+    NoUuid,
+}
+
+/// What NCCL's backend has beside the edges: the device, the library and its settings.
+impl Deref for GpuBackend {
+    type Target = NcclBackend;
+
+    fn deref(&self) -> &NcclBackend {
+        &self.nccl
+    }
+}
+
+impl DerefMut for GpuBackend {
+    fn deref_mut(&mut self) -> &mut NcclBackend {
+        &mut self.nccl
+    }
+}
+
+impl Edges for GpuBackend {
+    type Tx = DeviceTx;
+    type Rx = DeviceRx;
+    type Sending = Sending;
+    type Receiving = Receiving;
+    type Out = DeviceOut;
+    type In = DeviceIn;
+    type Local = DeviceLocal;
+    type Group = Communicator;
+}
+
+impl Backend for GpuBackend {
+    type Agreed = Agreed;
+    type AgreedGroup = (Members, [UniqueId; 2]);
+
+    /// NCCL's own are compared where it is used, once that is known.
+    fn settings(&self) -> Vec<(String, String)> {
+        let transport = match self.way {
+            Way::Best => "p2p or nccl",
+            Way::P2p => "p2p",
+            Way::Nccl => return self.nccl.settings(),
+        };
+        vec![("transport".into(), transport.into())]
+    }
+
+    fn device(&self) -> Option<(String, Option<String>)> {
+        Backend::device(&self.nccl)
+    }
+
+    /// Its name says which ways the edges and groups of this rank have taken.
+    fn capabilities(&self) -> Capabilities {
+        let name = match (self.taken, self.way) {
+            ([true, true], _) => "p2p+nccl",
+            ([true, false], _) | ([false, false], Way::P2p) => "p2p",
+            _ => "nccl",
+        };
+        Capabilities {
+            name,
+            payload_moves: true,
+            completions_ring: false,
+        }
+    }
+
+    fn load_ahead(&mut self) {
+        if self.way == Way::Nccl {
+            self.nccl.load_ahead();
+        }
+    }
+
+    fn agree(
+        &mut self,
+        peer: &mut dyn Peer,
+        edges: &[EdgeEnd],
+        bell: &Bell,
+    ) -> Result<(Agreed, Option<OnFrame>), Fault> {
+        let edges = in_order(edges);
+        let has_payloads = edges.iter().any(|end| end.shape.has_payloads());
+        let mut why = String::new();
+        if has_payloads && self.way != Way::Nccl {
+            match self.try_p2p(peer, &edges, bell)? {
+                Ok(tried) => {
+                    self.taken[0] = true;
+                    self.tell(peer, &edges, "p2p", "");
+                    return Ok((Agreed(Taken::P2p(tried)), None));
+                }
+                Err(reason) if self.way == Way::P2p => {
+                    let text = format!("{reason}; use --transport auto or nccl");
+                    return Err(Fault::new(FaultKind::Device, peer.own_rank(), WHAT, text));
+                }
+                Err(reason) => why = reason,
+            }
+        }
+        if has_payloads {
+            self.agree_on_nccl(peer, &why)?;
+            self.taken[1] = true;
+            self.tell(peer, &edges, "nccl", &why);
+        }
+        let (agreed, on_frame) = self.nccl.agree(peer, &edges, bell)?;
+        Ok((Agreed(Taken::Nccl(agreed)), on_frame))
+    }
+
+    fn connect(
+        &mut self,
+        Agreed(taken): Agreed,
+        how: Connect<'_>,
+    ) -> Result<Connected<Self>, TransportError> {
+        match taken {
+            Taken::P2p(Tried { life, edges }) => Ok(join(edges, Some(life))),
+            Taken::Nccl(agreed) => self.nccl.connect_as(agreed, how),
+        }
+    }
+
+    fn agree_on_group(
+        &mut self,
+        members: &Members,
+        neighbours: &mut dyn Neighbours,
+    ) -> Result<Self::AgreedGroup, Fault> {
+        let why = "groups of ranks need NCCL";
+        if members.is_leader() {
+            for rank in &members.ranks()[1..] {
+                self.agree_on_nccl(&mut *neighbours.neighbour(*rank), why)?;
+            }
+            if self.way != Way::Nccl {
+                let line = format!("group {} nccl", members.name());
+                (self.say)(&line);
+            }
+        } else {
+            self.agree_on_nccl(&mut *neighbours.neighbour(members.leader()), why)?;
+        }
+        self.taken[1] = true;
+        self.nccl.agree_on_group(members, neighbours)
+    }
+
+    fn connect_group(
+        &mut self,
+        agreed: Self::AgreedGroup,
+        how: Connect<'_>,
+    ) -> Result<Joined<Communicator>, TransportError> {
+        self.nccl.connect_group(agreed, how)
+    }
+
+    fn local(&mut self, shape: EdgeShape) -> Result<DeviceLocal, TransportError> {
+        self.nccl.local(shape)
+    }
+
+    fn is_at_rest() -> bool {
+        NcclBackend::is_at_rest()
+    }
+}

@@ -1,0 +1,168 @@
+//! The communicator of a group of ranks.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::calls::Comm;
+use super::connect::{self, Stop};
+use super::edge::check_queues;
+use super::id::UniqueId;
+use super::issuer::{Issuer, Patience, Tenant};
+use super::life::{AbortHandle, How, Life};
+use crate::gpu::{EdgesLife as _, Remains};
+use pp_device::{Device, DeviceBuffer};
+use pp_edges::edge::GroupEnd;
+use pp_edges::error::TransportError;
+use pp_edges::flight::{GroupLog, Record, State};
+use pp_edges::group::Members;
+
+/// The communicator of a group of ranks.
+///
+/// # If dropped
+/// Ends on a thread of its own: in order when nothing is in flight, else by an abort. Waits for
+/// that, 3 seconds at most.
+#[derive(Debug)]
+pub struct Communicator {
+    pub(super) life: Arc<Life>,
+    pub(super) comm: Comm,
+    /// The communicator of the gathers: what comes behind a gather on another stream does not wait for it.
+    pub(super) gathers: Comm,
+    pub(super) members: Members,
+    pub(super) log: GroupLog,
+    /// `None` once it has ended.
+    pub(super) last: Option<Last>,
+    /// Makes it `!Sync`.
+    _tenant: Tenant,
+}
+
+/// The collectives on memory that the caller keeps.
+#[derive(Debug)]
+pub(super) struct Last {
+    /// A byte on the device. What was issued last counts as a use of it.
+    pub(super) word: DeviceBuffer,
+    /// Of those that may be under way.
+    pub(super) records: VecDeque<Record>,
+}
+
+impl Communicator {
+    /// Joins the group and moves a byte between all members, so that no first use is left for
+    /// later; every member does the same at the same time. The members have made both ids for this group.
+    ///
+    /// # Errors
+    /// [`TransportError::NotInTime`] when a member did not come while there was patience: a thread that waits
+    /// inside NCCL is left behind then. NCCL refuses.
+    pub(super) fn connect(
+        issuer: &Issuer,
+        (members, ids): (Members, [UniqueId; 2]),
+        blocking: bool,
+        patience: &Patience<'_>,
+        log: GroupLog,
+    ) -> Result<Self, TransportError> {
+        check_queues();
+        let (place, ranks) = (members.own_place() as u32, members.ranks().len() as u32);
+        let tenant = Tenant::new(issuer);
+        let what = format!("group {}", members.name());
+        let made = connect::by(issuer, what, patience, move |life, progress| {
+            progress.at("create the communicator")?;
+            life.core.device.bind()?;
+            let comms = connect::join(life, &ids, (place, ranks), blocking)?;
+            for comm in &comms {
+                connect::all_pairs(life, progress, *comm, place, ranks)?;
+            }
+            let word = DeviceBuffer::new(&life.core.device, 1)?;
+            let [comm, gathers] = comms[..] else {
+                return Err(Stop::GivenUp);
+            };
+            Ok((comm, gathers, word))
+        });
+        let (life, (comm, gathers, word)) = made?;
+        Ok(Self {
+            comm,
+            gathers,
+            life,
+            members,
+            log,
+            last: Some(Last {
+                word,
+                records: VecDeque::new(),
+            }),
+            _tenant: tenant,
+        })
+    }
+
+    /// Who the members are.
+    #[must_use]
+    pub fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// This rank's device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.life.core.device
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.members.name()
+    }
+
+    /// What gives this communicator up, from any thread.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle(Arc::clone(&self.life))
+    }
+
+    pub(super) fn check_device(&self, ordinal: u32, what: &str) -> Result<(), TransportError> {
+        let own = self.life.core.device.about().ordinal;
+        if ordinal == own {
+            return Ok(());
+        }
+        let why = format!("{what} of device {ordinal}; it issues on device {own}");
+        Err(self.members.wrong(why))
+    }
+
+    fn end(&mut self, deadline: Instant) -> Result<(), TransportError> {
+        let Some(Last { word, records }) = self.last.take() else {
+            return Ok(());
+        };
+        let is_over = !self.life.is_dead() && matches!(word.is_idle(), Ok(true));
+        let state = if is_over {
+            State::Done
+        } else {
+            State::Poisoned
+        };
+        records.iter().for_each(|record| record.end(state));
+        self.life.bury(Remains {
+            buffer: word,
+            events: Vec::new(),
+            stream: None,
+        });
+        if !is_over {
+            self.life.kill("it was dropped with operations in flight");
+            return self.life.finish(How::Abort, deadline);
+        }
+        self.life.finish(How::Destroy, deadline)
+    }
+}
+
+impl GroupEnd for Communicator {
+    fn look(&self) -> Result<(), TransportError> {
+        self.life.poll()
+    }
+
+    /// NCCL ends a communicator in order together with the other members, and waits for them.
+    fn peer_is_gone(&mut self) {
+        self.life.kill("a member is gone");
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if let Err(error) = self.end(Instant::now() + crate::times::ENDED_WITHIN) {
+            tracing::warn!(%error, "a group did not end as it should");
+        }
+    }
+}

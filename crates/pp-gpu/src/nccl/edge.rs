@@ -1,0 +1,187 @@
+//! What edges with a peer are made of, and NCCL as the mover of their payloads.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pp_contract::{Generation, Rank};
+
+use super::connect::{self, Edge, Stop};
+use super::id::UniqueId;
+use super::issuer::{Issuer, Patience, Tenant};
+use super::life::Life;
+use crate::gpu::{DeviceIn, DeviceOut, DeviceTx, EdgesLife, Mover, Slot, Turn, join};
+use pp_edges::backend::Connected;
+use pp_edges::edge::Edges;
+use pp_edges::error::TransportError;
+use pp_edges::host::EdgeShape;
+use pp_edges::lane::LaneEnd;
+use pp_words::slots::SlotWords;
+
+/// What all edges with one peer are made of. Both ranks give the same shapes, ids and settings.
+#[derive(Debug)]
+pub struct NcclOptions {
+    /// Who issues on this rank's device.
+    pub issuer: Issuer,
+    /// Whether this rank is the lower of the two.
+    pub is_lower: bool,
+    /// The edges in the order of their numbers.
+    pub edges: Vec<NcclEdge>,
+    /// When to give up.
+    pub deadline: Instant,
+    /// Which generation of communicators between the two this is.
+    pub generation: Generation,
+    /// Whether NCCL's calls return when they are done. Those of a non-blocking communicator return
+    /// at once and are asked after, which costs about 50 µs for each operation.
+    pub blocking: bool,
+}
+
+/// What an edge is made of.
+#[derive(Debug)]
+pub struct NcclEdge {
+    /// Its number.
+    pub number: u32,
+    /// Its lane, with as many slots as its shape says.
+    pub lane: LaneEnd,
+    /// Its shape, and the id of its communicator, made by one rank for both. None where it carries
+    /// headers alone.
+    pub payloads: Option<(EdgeShape, UniqueId)>,
+}
+
+/// Moves payloads by NCCL, over one communicator.
+#[derive(Debug)]
+struct ByNccl {
+    edge: Edge,
+    life: Arc<Life>,
+    peer: Rank,
+    /// Makes it `!Sync`.
+    _tenant: Tenant,
+}
+
+impl ByNccl {
+    /// Issues the transfer of a slot.
+    ///
+    /// # Safety
+    /// As [`Edge::issue`].
+    unsafe fn issue(&self, what: &str, slot: &Slot, bytes: usize) -> Result<(), TransportError> {
+        // SAFETY: the caller's promise.
+        let issued = unsafe { self.edge.issue(&self.life, slot, bytes) };
+        issued.map_err(|stop| match stop {
+            Stop::Cuda(error) => error.into(),
+            Stop::GivenUp => self.life.aborted(),
+            Stop::Nccl(source) => self.life.explain(TransportError::Nccl {
+                doing: format!("{what} rank {}", self.peer),
+                source,
+            }),
+        })
+    }
+}
+
+impl Mover for ByNccl {
+    #[inline]
+    fn enter(&self) -> Result<Turn<'_>, TransportError> {
+        self.life.enter()
+    }
+
+    fn prepare(&self, lease: &mut DeviceTx, _: usize) -> Result<(), TransportError> {
+        Ok(lease.follow_on(&self.edge.stream)?)
+    }
+
+    unsafe fn send(&self, slot: &Slot, bytes: usize) -> Result<(), TransportError> {
+        // SAFETY: the caller's promise; the turn is that of the thread that issues.
+        unsafe { self.issue("send to", slot, bytes) }
+    }
+
+    unsafe fn receive(&self, slot: &Slot, bytes: usize) -> Result<(), TransportError> {
+        // SAFETY: as above.
+        unsafe { self.issue("receive from", slot, bytes) }
+    }
+}
+
+/// Makes all edges with a peer, and moves a byte over each that has payloads; the peer does the same at the same
+/// time. Goes on for as long as it is wanted, which is asked every few milliseconds: a caller that hears that the peer is
+/// gone need not wait for it until the deadline.
+///
+/// A communicator that blocks cannot be given up while it is created, since NCCL has given no
+/// handle to abort: if the peer does not join, the thread that waits for it stays behind, and no
+/// other edge of this device can be made.
+///
+/// # Errors
+/// [`TransportError::NotInTime`] when the peer did not do its part by the deadline, or it is not wanted
+/// any more: a thread that waits inside NCCL is left behind then. The device has no memory for the
+/// slots; NCCL refuses; a lane has other slots than its shape.
+pub fn connect<E>(
+    options: NcclOptions,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Connected<E>, TransportError>
+where
+    E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized,
+{
+    let (mut ends, mut ids) = (Vec::new(), Vec::new());
+    for NcclEdge { lane, payloads, .. } in &options.edges {
+        let (slots, is_sender) = match lane {
+            LaneEnd::Out(lane) => (lane.slots.words().depth(), true),
+            LaneEnd::In(lane) => (lane.slots.slots.depth(), false),
+        };
+        let edge = payloads.map_or(0, |(shape, _)| shape.slots());
+        if slots != edge {
+            return Err(TransportError::OtherDepth { lane: slots, edge });
+        }
+        if let Some((shape, id)) = payloads {
+            shape.capacity()?;
+            ends.push((*shape, is_sender));
+            ids.push(*id);
+        }
+    }
+    check_queues();
+    // Until the ends are tenants: the thread that issues stays the same.
+    let tenant = Tenant::new(&options.issuer);
+    let patience = Patience {
+        deadline: options.deadline,
+        is_wanted,
+    };
+    let started = Instant::now();
+    let peer = options.edges.first().map(|edge| edge.lane.peer());
+    let peer = peer.unwrap_or(Rank::new(0));
+    let (is_lower, blocking) = (options.is_lower, options.blocking);
+    let what = format!("the connection to rank {peer}");
+    let made = connect::by(&options.issuer, what, &patience, move |life, progress| {
+        connect::edges(life, progress, is_lower, &ends, &ids, blocking)
+    });
+    let (life, halves) = made?;
+    tracing::debug!(
+        peer = peer.get(),
+        generation = options.generation.get(),
+        blocking,
+        edges = halves.len(),
+        ms = started.elapsed().as_millis() as u64,
+        "NCCL edges connected"
+    );
+    let mut halves = halves.into_iter();
+    let lone = options.edges.into_iter().map(|made| {
+        let half = made.payloads.and_then(|_| halves.next());
+        let payloads = half.map(|(edge, slots)| {
+            let mover: Box<dyn Mover> = Box::new(ByNccl {
+                edge,
+                life: Arc::clone(&life),
+                peer,
+                _tenant: Tenant::new(&options.issuer),
+            });
+            (slots, mover)
+        });
+        (made.number, made.lane, payloads)
+    });
+    let of_all: Arc<dyn EdgesLife> = Arc::<Life>::clone(&life);
+    let connected = join(lone, Some(of_all));
+    drop(tenant);
+    Ok(connected)
+}
+
+/// Streams that share a hardware queue wait for each other.
+pub(super) fn check_queues() {
+    if std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").is_ok_and(|value| value.trim() == "1") {
+        tracing::warn!(
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams of a device into one queue: a large \
+             payload in one direction may wait for ever for one in the other, or for a group; unset it, or set 8"
+        );
+    }
+}

@@ -1,0 +1,275 @@
+//! The right to issue on a device.
+//!
+//! Hazard: NCCL may not be called by two threads for communicators of one device, not even of
+//! different ones; the calls race, or the two ranks issue in different orders and hang.
+//! Guarantee: one issuer per device and process, bound to the thread that first issues with it;
+//! a call from any other thread is an error before NCCL sees it. So is one from the right thread
+//! while another makes or ends communicators, which may be for good when that one hangs in NCCL.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use nccl_sys::Nccl;
+
+use crate::gpu::Turn;
+use pp_device::Device;
+use pp_edges::error::TransportError;
+
+/// Devices of this process that have an issuer.
+static TAKEN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+/// How long somebody waits for a connection.
+pub(super) struct Patience<'a> {
+    pub(super) deadline: Instant,
+    pub(super) is_wanted: &'a dyn Fn() -> bool,
+}
+
+impl Patience<'_> {
+    pub(super) fn until(deadline: Instant) -> Self {
+        Self {
+            deadline,
+            is_wanted: &|| true,
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        Instant::now() >= self.deadline || !(self.is_wanted)()
+    }
+
+    /// Until it is asked for again.
+    pub(super) fn nap(&self) -> Duration {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        left.min(crate::times::WANTED_LOOK_EVERY)
+    }
+}
+
+/// The right to issue NCCL operations on one device. It can move to another thread, and cannot be
+/// used from two.
+///
+/// # If dropped
+/// The device is free for another issuer once nothing that was made with it is left.
+#[derive(Debug)]
+pub struct Issuer {
+    pub(super) core: Arc<Core>,
+    claim: Arc<Claim>,
+    /// Makes it `!Sync`.
+    one_thread: PhantomData<Cell<()>>,
+}
+
+impl Issuer {
+    /// The issuer of this device.
+    ///
+    /// # Errors
+    /// [`TransportError::DeviceTaken`] when this process has one already.
+    pub fn open(nccl: &Nccl, device: &Device) -> Result<Self, TransportError> {
+        let ordinal = device.about().ordinal;
+        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.contains(&ordinal) {
+            return Err(TransportError::DeviceTaken { ordinal });
+        }
+        taken.push(ordinal);
+        let claim = Arc::new(Claim { ordinal });
+        let core = Arc::new(Core {
+            nccl: nccl.clone(),
+            device: device.clone(),
+            claim: Arc::downgrade(&claim),
+            thread: AtomicU64::new(NOBODY),
+            tenants: Mutex::new(0),
+            inside: AtomicBool::new(false),
+            beside: AtomicUsize::new(0),
+        });
+        Ok(Self {
+            core,
+            claim,
+            one_thread: PhantomData,
+        })
+    }
+
+    /// Another handle for the same thread: a group beside edges.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        Self {
+            core: Arc::clone(&self.core),
+            claim: Arc::clone(&self.claim),
+            one_thread: PhantomData,
+        }
+    }
+
+    /// The device it issues on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.core.device
+    }
+
+    /// The library it calls.
+    #[must_use]
+    pub fn nccl(&self) -> &Nccl {
+        &self.core.nccl
+    }
+}
+
+/// A device that is taken. Held by issuers, edges, communicators and the threads that make or end
+/// them; leases that outlive them do not count, since nothing is issued through a lease.
+#[derive(Debug)]
+struct Claim {
+    ordinal: u32,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|ordinal| *ordinal != self.ordinal);
+    }
+}
+
+const NOBODY: u64 = 0;
+
+thread_local! {
+    static THIS_THREAD: u64 = {
+        static NEXT: AtomicU64 = AtomicU64::new(NOBODY + 1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    };
+}
+
+/// What all handles of an issuer share.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) nccl: Nccl,
+    pub(super) device: Device,
+    claim: Weak<Claim>,
+    /// The thread that issues, once one has.
+    thread: AtomicU64,
+    /// Edges and communicators there are; with the last the thread is free to change, under this
+    /// lock, so that no thread of a new one is unbound by mistake.
+    tenants: Mutex<usize>,
+    /// A call of the thread that issues is under way.
+    inside: AtomicBool,
+    /// Threads beside it that make or end communicators.
+    beside: AtomicUsize,
+}
+
+impl Core {
+    /// Begins a call: from the thread that issues, with the context bound.
+    ///
+    /// # Errors
+    /// [`TransportError::WrongThread`], also while a thread makes or ends communicators; the
+    /// context cannot be bound.
+    #[inline]
+    pub(super) fn enter(&self) -> Result<Turn<'_>, TransportError> {
+        let this = THIS_THREAD.with(|this| *this);
+        if self.thread.load(Ordering::Relaxed) != this {
+            self.thread
+                .compare_exchange(NOBODY, this, Ordering::AcqRel, Ordering::Relaxed)
+                .map_err(|_| self.wrong_thread())?;
+        }
+        self.device.bind()?;
+        // Sequentially consistent, as are the mark of an abort or of a thread beside this one, and
+        // their look at this: either the caller sees the mark, or they see the caller.
+        self.inside.store(true, Ordering::SeqCst);
+        let turn = Turn(Some(&self.inside));
+        if self.beside.load(Ordering::SeqCst) > 0 {
+            return Err(self.wrong_thread());
+        }
+        Ok(turn)
+    }
+
+    #[cold]
+    fn wrong_thread(&self) -> TransportError {
+        TransportError::WrongThread {
+            ordinal: self.device.about().ordinal,
+        }
+    }
+
+    /// Lets the calling thread stand aside while another makes communicators for it: `what`. Waits
+    /// for those that still make or end others.
+    ///
+    /// # Errors
+    /// [`TransportError::WrongThread`] when another thread issues; [`TransportError::NotInTime`].
+    pub(super) fn enter_to_connect(
+        self: &Arc<Self>,
+        what: &str,
+        patience: &Patience<'_>,
+    ) -> Result<Beside, TransportError> {
+        let this = THIS_THREAD.with(|this| *this);
+        let started = Instant::now();
+        let order = Ordering::SeqCst;
+        while self.beside.compare_exchange(0, 1, order, order).is_err() {
+            if patience.is_over() {
+                return Err(TransportError::NotInTime {
+                    what: what.to_owned(),
+                    step: "wait for the thread that makes or ends other communicators",
+                    after: started.elapsed(),
+                });
+            }
+            std::thread::sleep(crate::times::LOOK_EVERY);
+        }
+        let beside = self.marked();
+        let thread = self.thread.load(Ordering::Relaxed);
+        let may = thread == NOBODY || thread == this;
+        if !may || self.inside.load(Ordering::SeqCst) {
+            return Err(self.wrong_thread());
+        }
+        Ok(beside)
+    }
+
+    /// Marks that a thread beside the one that issues calls into NCCL, to end communicators: come
+    /// what may, since only that ends what hangs.
+    pub(super) fn enter_to_end(self: &Arc<Self>) -> Beside {
+        self.beside.fetch_add(1, Ordering::SeqCst);
+        self.marked()
+    }
+
+    fn marked(self: &Arc<Self>) -> Beside {
+        Beside {
+            core: Arc::clone(self),
+            _claim: self.claim.upgrade(),
+        }
+    }
+
+    fn tenants(&self) -> MutexGuard<'_, usize> {
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the thread that issues is in its turn.
+    pub(super) fn is_inside(&self) -> bool {
+        self.inside.load(Ordering::SeqCst)
+    }
+}
+
+/// A thread beside the one that issues is in NCCL. Belongs to that thread, so that it lasts as long
+/// as it, even if no caller waits for it any more.
+#[derive(Debug)]
+pub(super) struct Beside {
+    core: Arc<Core>,
+    _claim: Option<Arc<Claim>>,
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.core.beside.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// An edge or a communicator that uses the issuer.
+#[derive(Debug)]
+pub(super) struct Tenant(Issuer);
+
+impl Tenant {
+    pub(super) fn new(issuer: &Issuer) -> Self {
+        *issuer.core.tenants() += 1;
+        Self(issuer.share())
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        let mut tenants = self.0.core.tenants();
+        *tenants -= 1;
+        if *tenants == 0 {
+            self.0.core.thread.store(NOBODY, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! The life of one generation of communicators, and its end.
+//!
+//! Hazard: a communicator whose peer died never completes anything, and the calls that would end
+//! it can hang as well; and after an abort the device says of a receive that was cut short that
+//! it succeeded. Guarantee: from the moment of an abort nothing of the generation is issued any
+//! more and everything in flight is an error, whatever the device says. All communicators of a
+//! generation end together, on a thread of their own that may be left behind; the caller that ends
+//! them waits no longer than the deadline. Memory that an operation of theirs may touch waits here
+//! until they are gone, and is freed then; if they never are, it is leaked.
+//!
+//! Two threads meet here: the one that issues (or connects) calls NCCL with a communicator, the one
+//! that ends it frees it. Every call passes the gate ([`Gate`]), which the ending thread closes
+//! first, so that no call begins any more. For a call that is under way it waits. One that waits for
+//! nothing is waited for as long as it takes, whatever its thread is doing: an abort that frees a
+//! communicator under it would be a use after free. One that may hang is waited for until
+//! [`HANGS_AFTER`], because only an abort ends it: NCCL allows ncclCommAbort from another thread for
+//! that. Before the abort the communicator is revoked, where the library can; that frees nothing, and
+//! makes the call return, which is waited for in the same way. What is between two calls needs no
+//! wait: the next one finds the gate closed.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use nccl_sys::{NcclError, Version, ncclResult_t};
+
+use super::calls::{Call, Comm, Gone};
+use super::issuer::{Beside, Core};
+use crate::gpu::{EdgesLife, Remains, Turn, lock};
+use crate::times::{LOOK_EVERY, RETURNS_WITHIN};
+use pp_edges::error::TransportError;
+use pp_words::gate::{Calling, Gate};
+
+/// Aborts of several communicators belong in one group from this version on.
+const GROUPS_ABORTS: Version = Version {
+    major: 2,
+    minor: 22,
+    patch: 0,
+};
+/// Looks at a call that may hang until it counts as one that does. Looks and not time, so that a process that was stopped
+/// meanwhile has not waited.
+const HANGS_AFTER: u32 = (RETURNS_WITHIN.as_micros() / LOOK_EVERY.as_micros()) as u32;
+/// Completions asked for in vain between two looks at the communicators themselves.
+const LOOK_AFTER_POLLS: u32 = 1 << 14;
+
+/// Generations of this process that a thread began to make and none has ended.
+pub(super) static AT_WORK: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether every generation of communicators that this process began has also ended. While one has
+/// not, threads of NCCL are at work, and what libraries do at exit would pull the ground from under
+/// them: such a process ends without it.
+#[must_use]
+pub fn is_at_rest() -> bool {
+    AT_WORK.load(Ordering::SeqCst) == 0
+}
+
+/// Communicators that live and end together.
+#[derive(Debug)]
+pub(super) struct Life {
+    pub(super) core: Arc<Core>,
+    /// What they are, for errors: `the connection to rank 1`.
+    pub(super) what: String,
+    /// Nothing is issued any more, and nothing in flight is believed.
+    dead: AtomicBool,
+    why: OnceLock<String>,
+    /// Closed before any communicator ends.
+    gate: Gate,
+    comms: Mutex<Vec<Comm>>,
+    /// Held while communicators end: how those did that have.
+    gone: Mutex<Result<Gone, NcclError>>,
+    end: Mutex<End>,
+    ended: Condvar,
+    /// Filled and emptied while `end` is held.
+    remains: Mutex<Vec<Remains>>,
+    vain_polls: AtomicU32,
+}
+
+#[derive(Debug)]
+enum End {
+    Alive,
+    At(&'static str),
+    Over(Result<Gone, NcclError>),
+}
+
+/// How communicators end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// Nothing is in flight: in order.
+    Destroy,
+    /// At once.
+    Abort,
+}
+
+impl EdgesLife for Life {
+    /// An error once the generation is dead.
+    #[inline]
+    fn check(&self) -> Result<(), TransportError> {
+        if self.dead.load(Ordering::Acquire) {
+            return Err(self.aborted());
+        }
+        Ok(())
+    }
+
+    fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Called when a completion was asked for in vain; now and then looks whether the communicators
+    /// have failed, which no completion would ever say.
+    ///
+    /// # Errors
+    /// One of them has.
+    fn poll(&self) -> Result<(), TransportError> {
+        if self.vain_polls.fetch_add(1, Ordering::Relaxed) % LOOK_AFTER_POLLS
+            != LOOK_AFTER_POLLS - 1
+        {
+            return Ok(());
+        }
+        // A payload may outlive its edge, and a thread that asks for it then issues nothing.
+        if lock(&self.comms).is_empty() {
+            return Ok(());
+        }
+        // From any other thread than the one that issues there is nothing to see.
+        let Ok(_turn) = self.enter() else {
+            return Ok(());
+        };
+        let comms = lock(&self.comms).clone();
+        for comm in comms {
+            // SAFETY: it was made, the call passes the gate, and this is the turn of the thread that
+            // issues.
+            let state = self.call(|call| unsafe { call.asynchronous(comm) });
+            if state == ncclResult_t::ncclInProgress {
+                continue;
+            }
+            if let Err(source) = self.core.nccl.check("ncclCommGetAsyncError", state) {
+                let doing = format!("{} failed by itself", self.what);
+                let error = TransportError::Nccl { doing, source };
+                self.kill(&error.to_string());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks the generation dead; the first reason stays.
+    fn kill(&self, why: &str) {
+        // Under the lock, so that each trouble that begins also ends.
+        let end = lock(&self.end);
+        let _ = self.why.set(why.to_owned());
+        self.gate.close();
+        if !self.dead.swap(true, Ordering::SeqCst) && !matches!(*end, End::Over(_)) {
+            // Its kernels may wait for ever, until an abort ends them: no thread may wait for the
+            // device meanwhile.
+            self.core.device.begin_hang();
+        }
+    }
+
+    fn end(self: Arc<Self>, is_clean: bool, deadline: Instant) -> Result<(), TransportError> {
+        let how = if is_clean { How::Destroy } else { How::Abort };
+        self.finish(how, deadline)
+    }
+
+    /// Frees memory once the generation is gone and the device is done with it.
+    fn bury(&self, remains: Remains) {
+        let end = lock(&self.end);
+        if !matches!(*end, End::Over(Ok(Gone::Now))) {
+            lock(&self.remains).push(remains);
+            return;
+        }
+        drop(end);
+        remains.free();
+    }
+}
+
+impl Life {
+    pub(super) fn new(core: &Arc<Core>, what: String) -> Self {
+        Self {
+            core: Arc::clone(core),
+            what,
+            dead: AtomicBool::new(false),
+            why: OnceLock::new(),
+            gate: Gate::default(),
+            comms: Mutex::default(),
+            gone: Mutex::new(Ok(Gone::Now)),
+            end: Mutex::new(End::Alive),
+            ended: Condvar::new(),
+            remains: Mutex::default(),
+            vain_polls: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn add(&self, comm: Comm) {
+        lock(&self.comms).push(comm);
+    }
+
+    /// What an error of NCCL means: after an abort it is no reason.
+    pub(super) fn explain(&self, error: TransportError) -> TransportError {
+        self.check().err().unwrap_or(error)
+    }
+
+    #[cold]
+    pub(super) fn aborted(&self) -> TransportError {
+        TransportError::Aborted {
+            what: self.what.clone(),
+            why: self.why.get().cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Begins a call into NCCL.
+    ///
+    /// # Errors
+    /// The generation is dead, or this is not the thread that issues.
+    #[inline]
+    pub(super) fn enter(&self) -> Result<Turn<'_>, TransportError> {
+        // That it is dead says more than that the thread which ends it is in the way.
+        let turn = self
+            .core
+            .enter()
+            .or_else(|error| self.check().and(Err(error)))?;
+        if self.dead.load(Ordering::SeqCst) {
+            return Err(self.aborted());
+        }
+        Ok(turn)
+    }
+
+    /// Runs calls into NCCL, none of which begins once the communicators are about to end; those
+    /// that wait give up then.
+    pub(super) fn call<R>(&self, calls: impl FnOnce(&Call<'_>) -> R) -> R {
+        calls(&Call {
+            nccl: &self.core.nccl,
+            gate: &self.gate,
+            go_on: &|| self.gate.is_open(),
+        })
+    }
+
+    /// Ends the communicators on a thread of their own, or joins the wait for an end that another
+    /// has begun.
+    ///
+    /// # Errors
+    /// [`TransportError::LeftBehind`] at the deadline; what NCCL said.
+    pub(super) fn finish(
+        self: &Arc<Self>,
+        how: How,
+        deadline: Instant,
+    ) -> Result<(), TransportError> {
+        let started = Instant::now();
+        let mut end = lock(&self.end);
+        if matches!(*end, End::Alive) {
+            *end = End::At("start a thread");
+            let (life, beside) = (Arc::clone(self), self.core.enter_to_end());
+            let thread = std::thread::Builder::new().name("pp-nccl-end".into());
+            // Without a thread it stays where it is, and that is the error. Nothing is logged: this may
+            // be the watch thread, and a stuck thread may hold standard error.
+            let _ = thread.spawn(move || life.run_end(how, beside));
+        }
+        let left = deadline.saturating_duration_since(started);
+        let (end, _) = self
+            .ended
+            .wait_timeout_while(end, left, |end| matches!(end, End::At(_)))
+            .unwrap_or_else(PoisonError::into_inner);
+        let step = match &*end {
+            End::Over(Ok(Gone::Now)) => return Ok(()),
+            End::Over(Err(source)) => {
+                return Err(TransportError::Nccl {
+                    doing: format!("end {}", self.what),
+                    source: source.clone(),
+                });
+            }
+            End::Over(Ok(Gone::Later)) => "what goes on after ncclCommAbort",
+            End::At(step) => *step,
+            End::Alive => "begin",
+        };
+        Err(TransportError::LeftBehind {
+            what: self.what.clone(),
+            step,
+            after: started.elapsed(),
+        })
+    }
+
+    /// Ends the communicators on this thread, which may hang.
+    pub(super) fn run_end(&self, how: How, beside: Beside) {
+        let result = self.end_all(how);
+        if let Err(error) = &result {
+            tracing::warn!(%error, "{} did not end as it should", self.what);
+        }
+        // A thread that hears that it is over may issue.
+        drop(beside);
+        let mut end = lock(&self.end);
+        let mut remains = Vec::new();
+        if result == Ok(Gone::Now) {
+            if self.is_dead() {
+                self.core.device.end_hang();
+            }
+            AT_WORK.fetch_sub(1, Ordering::SeqCst);
+            remains = std::mem::take(&mut *lock(&self.remains));
+        }
+        *end = End::Over(result);
+        drop(end);
+        self.ended.notify_all();
+        remains.into_iter().for_each(Remains::free);
+    }
+
+    /// Ends the communicators that there are: for good by the thread that answers for their end, or
+    /// before that by one which frees a thread that they hold. How all ended so far.
+    pub(super) fn end_all(&self, how: How) -> Result<Gone, NcclError> {
+        let mut gone = lock(&self.gone);
+        self.gate.close();
+        let comms = std::mem::take(&mut *lock(&self.comms));
+        let result = match how {
+            _ if comms.is_empty() => Ok(Gone::Now),
+            How::Destroy => self.destroy(&comms).map(|()| Gone::Now),
+            How::Abort => self.abort(&comms),
+        };
+        *gone = later(gone.clone(), result);
+        gone.clone()
+    }
+
+    fn at(&self, step: &'static str) {
+        let mut end = lock(&self.end);
+        if !matches!(*end, End::Over(_)) {
+            *end = End::At(step);
+        }
+    }
+
+    /// Waits for the call that is under way, and for the turn of the thread that issues, which may
+    /// call NCCL for other communicators of the device. Not for what hangs.
+    fn wait_for_calls(&self) {
+        self.at("wait for the call that is under way");
+        let mut looks = 0;
+        loop {
+            match self.gate.call() {
+                None if !self.core.is_inside() => return,
+                Some(Calling::Prompt) => looks = 0,
+                _ if looks == HANGS_AFTER => return,
+                _ => looks += 1,
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn destroy(&self, comms: &[Comm]) -> Result<(), NcclError> {
+        self.wait_for_calls();
+        self.at("ncclCommDestroy");
+        if let Err(error) = self.core.device.bind() {
+            tracing::warn!(%error, "{} ends without a context", self.what);
+        }
+        let call = Call {
+            nccl: &self.core.nccl,
+            gate: &Gate::default(),
+            go_on: &|| true,
+        };
+        let mut result = Ok(());
+        for comm in comms {
+            // SAFETY: taken out of the list, so this thread alone ends it. The gate is closed. The only
+            // call that can have been under way is a look of `poll`, since the thread that could issue
+            // ends the communicators by this; it was waited for.
+            result = result.and(unsafe { call.destroy(*comm) });
+        }
+        result
+    }
+
+    fn abort(&self, comms: &[Comm]) -> Result<Gone, NcclError> {
+        // No call of the driver before the abort: one may wait for the very kernels that only the
+        // abort ends. NCCL binds the device itself.
+        self.wait_for_calls();
+        let nccl = &self.core.nccl;
+        self.at("ncclCommRevoke");
+        let until = Instant::now() + RETURNS_WITHIN;
+        let call = Call {
+            nccl,
+            gate: &Gate::default(),
+            go_on: &|| Instant::now() < until,
+        };
+        for comm in comms {
+            // SAFETY: taken out of the list, so this thread alone ends it. The gate is closed, and the
+            // call that was under way is over, or hangs.
+            if let Some(Err(error)) = unsafe { call.revoke(*comm) } {
+                tracing::debug!(%error, "{} was not revoked", self.what);
+            }
+        }
+        if self.gate.call().is_some() {
+            // One that hung returns now, where the library can revoke.
+            self.wait_for_calls();
+        }
+        self.at("ncclCommAbort");
+        let grouped = nccl.version() >= GROUPS_ABORTS;
+        if grouped {
+            call.group_start()?;
+        }
+        let mut aborted = Ok(Gone::Now);
+        for comm in comms {
+            // SAFETY: as above; it is not used again.
+            aborted = later(aborted, unsafe { call.abort(*comm) });
+        }
+        if grouped {
+            // SAFETY: as above; the group has aborts alone.
+            aborted = later(aborted, unsafe { call.group_end_of_aborts() });
+        }
+        aborted
+    }
+}
+
+/// The first error, else whichever comes later.
+fn later(
+    first: Result<Gone, NcclError>,
+    second: Result<Gone, NcclError>,
+) -> Result<Gone, NcclError> {
+    Ok(first?.max(second?))
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        let left = lock(&self.comms).len();
+        if left > 0 {
+            tracing::warn!(
+                communicators = left,
+                "{} is leaked: no call ended it",
+                self.what
+            );
+        }
+        for Remains { buffer, stream, .. } in lock(&self.remains).drain(..) {
+            tracing::warn!(
+                bytes = buffer.len(),
+                "memory of {} is leaked: it did not end as it should",
+                self.what
+            );
+            std::mem::forget((buffer, stream));
+        }
+    }
+}
+
+/// Gives up a generation of communicators, from any thread, at any moment. Clones are for the same
+/// generation.
+#[derive(Clone, Debug)]
+pub struct AbortHandle(pub(super) Arc<Life>);
+
+impl AbortHandle {
+    /// Gives the generation up. From now on all that was in flight is an error, whatever the device
+    /// says. On a thread that may be lost, every communicator is revoked where the library can, and
+    /// all are aborted in one group; this waits for it until the deadline. Again: waits again.
+    ///
+    /// # Errors
+    /// [`TransportError::LeftBehind`] when the deadline came first: then end the process soon, since
+    /// kernels may be running yet. What NCCL said, when the abort failed.
+    pub fn abort(&self, why: &str, deadline: Instant) -> Result<(), TransportError> {
+        self.0.kill(why);
+        self.0.finish(How::Abort, deadline)
+    }
+
+    /// Whether the generation was given up, by this or by a failure.
+    #[must_use]
+    pub fn is_aborted(&self) -> bool {
+        self.0.is_dead()
+    }
+}
