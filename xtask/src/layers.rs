@@ -168,6 +168,12 @@ const LAYERS: &[Layer] = &[
         hidden: &[],
     },
     Layer {
+        name: "pp-video",
+        allowed: None,
+        banned: &[CLI, TESTING],
+        hidden: &[DEVICE, WIRE],
+    },
+    Layer {
         name: "pp-cli",
         allowed: None,
         banned: &[TESTING],

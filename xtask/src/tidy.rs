@@ -30,7 +30,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     // A function for `atexit`.
     "crates/pp-cli/src/exit.rs",
     // An output video in memory, which several threads fill.
-    "crates/pp-cli/src/video/sink.rs",
+    "crates/pp-video/src/sink.rs",
     // Kernels that issue to a stream.
     "crates/pp-cli/src/bench/kernels.rs",
     "crates/pp-cli/src/bench/on_gpu.rs",
@@ -84,6 +84,7 @@ const LIBRARIES: &[&str] = &[
     "crates/pp-transport/",
     "crates/pp-runtime/",
     "crates/pp-kernels/",
+    "crates/pp-video/",
     "examples/",
 ];
 const PRINTING: &[&str] = &["println!", "eprintln!", "print!", "eprint!"];

@@ -1,26 +1,17 @@
-//! Errors of files as errors of the program, and what a command prints.
+//! What a command prints, and how it may end.
 
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 
-use pp_contract::Fault;
+use pp_job::Error;
 use pp_job::internal::{REPORT_FD, SUPERVISOR};
 use pp_job::output::{OutputError, Patient, stdout};
-use pp_job::{Error, RANK_0};
 
 use serde::Serialize;
 
 use crate::env::Env;
-use crate::video::InputError;
-
-impl From<InputError> for Error {
-    fn from(error: InputError) -> Self {
-        // Rank 0 alone reads.
-        Self::Fault(Fault::new(error.kind(), RANK_0, "read input", error))
-    }
-}
 
 /// From now on it is an error if other code calls `exit`, such as a plugin. Of a process that checks a plugin its parent
 /// says so.

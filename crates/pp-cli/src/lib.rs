@@ -14,7 +14,6 @@ mod log;
 mod plan;
 mod run;
 mod timed;
-mod video;
 
 use std::process::ExitCode;
 

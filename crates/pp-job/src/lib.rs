@@ -63,4 +63,5 @@ pub mod internal {
     pub use crate::reports::report_out_of_memory;
     pub use crate::signal_names::{asking, name as signal_name};
     pub use crate::supervisor::bind_to_parent;
+    pub use pp_transport::error::lift_limit;
 }

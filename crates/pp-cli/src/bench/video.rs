@@ -8,15 +8,15 @@ use serde::Serialize;
 
 use crate::args::VideoArgs;
 use crate::exit::print_result;
-use crate::run::{QUEUE, io_threads};
-use crate::video::InputError;
-use crate::video::buffer::Buffer;
-use crate::video::header::Header;
-use crate::video::sink::{Sink, SinkOptions};
-use crate::video::source::{Chunk, Polled, Source, SourceOptions};
-use crate::video::y4m::Reader;
 use pp_job::Error;
 use pp_job::output::one_file_each;
+use pp_video::InputError;
+use pp_video::buffer::Buffer;
+use pp_video::header::Header;
+use pp_video::sink::{Sink, SinkOptions};
+use pp_video::source::{Chunk, Polled, Source, SourceOptions};
+use pp_video::y4m::Reader;
+use pp_video::{QUEUE, io_threads};
 
 /// Rates of one side over all runs, in GB/s of frames.
 #[derive(Serialize)]

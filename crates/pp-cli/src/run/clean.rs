@@ -12,8 +12,8 @@ use pp_contract::{ChunkIndex, FaultKind};
 use pp_runtime::stage::{StageError, StageResult};
 
 use super::shape::Shape;
-use crate::video::psnr::LumaPsnr;
-use crate::video::y4m::Reader;
+use pp_video::psnr::LumaPsnr;
+use pp_video::y4m::Reader;
 
 /// Clean frames of the chunks that are under way.
 #[derive(Debug, Default)]

@@ -12,12 +12,10 @@ use pp_transport::host::memory::available_bytes;
 use crate::args::{KernelChoice, RunArgs};
 use crate::env::Env;
 use crate::limits;
-use crate::video::header::Header;
-use crate::video::y4m;
 use pp_job::RANK_0;
-
-/// Chunks read ahead, and decoded chunks that wait to be written.
-pub(crate) const QUEUE: usize = 4;
+use pp_video::header::Header;
+use pp_video::y4m;
+use pp_video::{QUEUE, io_threads};
 
 /// Opens the input and reads what it says of its frames.
 pub(super) fn open(args: &RunArgs, pipeline: &Pipeline, depth: u32) -> Result<y4m::Reader, Error> {
@@ -148,10 +146,4 @@ fn check_memory(
 
 fn refuse(why: std::fmt::Arguments<'_>) -> Error {
     Fault::new(FaultKind::BadInput, RANK_0, "read input", why).into()
-}
-
-/// Threads that read, and as many that write: a few, since the other cores are the kernels'.
-pub(crate) fn io_threads() -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    (cores / 4).clamp(1, 8)
 }

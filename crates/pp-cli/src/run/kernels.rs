@@ -6,8 +6,6 @@
 use std::error::Error;
 use std::fmt::Debug;
 
-use crate::video::buffer::{Buffer, FrameMemory};
-use crate::video::header::Header;
 use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
 use pp_kernels::{
     Chroma, ChunkShape, Failure, FrameGeometry, FrameView, FrameViewMut, KernelError, KernelSet,
@@ -15,6 +13,8 @@ use pp_kernels::{
 };
 use pp_runtime::drift::{Digester, Verifier};
 use pp_runtime::stage::{Progress, StageError, StageResult, Worked};
+use pp_video::buffer::{Buffer, FrameMemory};
+use pp_video::header::Header;
 
 /// Size and format of every frame.
 #[derive(Clone, Copy, Debug)]

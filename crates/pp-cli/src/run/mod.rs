@@ -7,7 +7,6 @@ mod group;
 mod input;
 mod kernels;
 mod middle;
-mod noise;
 mod notes;
 mod on_gpu;
 mod on_host;
@@ -19,7 +18,6 @@ mod shape;
 mod sink;
 mod slots;
 mod source;
-pub(crate) use self::input::{QUEUE, io_threads};
 pub(crate) use self::report::write_pictures;
 
 use std::cell::RefCell;

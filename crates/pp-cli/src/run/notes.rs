@@ -5,8 +5,8 @@ use pp_runtime::stage::{StageError, StageResult};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::video::psnr::LumaPsnr;
-use crate::video::y4m::Params;
+use pp_video::psnr::LumaPsnr;
+use pp_video::y4m::Params;
 
 /// From the source to the sink. The stages between read how many frames there are.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

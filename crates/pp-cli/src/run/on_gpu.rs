@@ -6,7 +6,7 @@
 //! waits for the device, and the host copies no frame.
 
 use pp_contract::{FaultKind, Manifest, VideoPlanParts};
-use pp_device::{Allocation, CudaError, Device, DevicePtr, PinnedBuffer, Stream};
+use pp_device::{CudaError, Device, DevicePtr, PinnedBuffer, Stream};
 use pp_kernels::{
     ChunkShape, FrameGeometry, KernelError, Layout, Payload, PayloadMut, RawSession, SessionConfig,
     Space, StageKind,
@@ -20,9 +20,9 @@ use super::group::OfGpu;
 use super::kernels::{
     Encoded, Frames, Generated, Geometry, Kernels, Memory, Opening, failed, internal,
 };
-use super::noise;
 use crate::timed::{Issued, Staged, Timed, read_on};
-use crate::video::buffer::{Buffer, FrameMemory};
+use pp_video::buffer::{Buffer, FrameMemory};
+use pp_video::estimates;
 
 fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
     failed(FaultKind::Device, operation)
@@ -146,17 +146,19 @@ pub struct Decoding {
 }
 
 /// Page-locked memory, which the GPU reads and writes by itself.
-impl FrameMemory for PinnedBuffer {
+struct Pinned(PinnedBuffer);
+
+impl FrameMemory for Pinned {
     fn bytes(&self) -> &[u8] {
-        self.bytes()
+        self.0.bytes()
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        self.bytes_mut()
+        self.0.bytes_mut()
     }
 
     fn is_idle(&self) -> bool {
-        matches!(Allocation::is_idle(self), Ok(true))
+        matches!(self.0.is_idle(), Ok(true))
     }
 }
 
@@ -164,8 +166,8 @@ impl FrameMemory for PinnedBuffer {
 /// Memory of another kind was copied from or to before the call returned.
 fn used_by(buffer: &Buffer, stream: &Stream) -> Result<(), CudaError> {
     buffer
-        .given::<PinnedBuffer>()
-        .map_or(Ok(()), |memory| memory.used_by(stream))
+        .given::<Pinned>()
+        .map_or(Ok(()), |memory| memory.0.used_by(stream))
 }
 
 impl Kernels for GpuStage {
@@ -195,7 +197,7 @@ impl Kernels for GpuStage {
         let made = PinnedBuffer::new(stream.device(), self.chunk_bytes).and_then(|buffer| {
             // Makes the event that follows its uses, now and not with a chunk.
             buffer.used_by(stream)?;
-            Ok(buffer)
+            Ok(Pinned(buffer))
         });
         Ok(Some(Box::new(made.map_err(device("lock memory"))?)))
     }
@@ -211,8 +213,8 @@ impl Kernels for GpuStage {
         let (blame, name) = (self.blame, self.name);
         let on_error = device(name);
         let views = self.geometry.views(&frames[..bytes]);
-        let place = noise::place(tensors, self.geometry.chroma);
-        let place = place.filter(|_| noise::is_estimated(plan));
+        let place = estimates::place(tensors, self.geometry.chroma);
+        let place = place.filter(|_| estimates::is_estimated(plan));
         let mut noise = place.and_then(|place| Some((self.noises.pop()?, place)));
         let Self { session, timed, .. } = self;
         let work = timed.open().map_err(&on_error)?;
@@ -254,7 +256,7 @@ impl Kernels for GpuStage {
             Progress::UnderWay(work) => return Ok(Progress::UnderWay(Encoding { work, ..oldest })),
         };
         let noise = oldest.noise.and_then(|(copy, bytes)| {
-            let sigmas = noise::sigmas(&copy.host.bytes()[..bytes]);
+            let sigmas = estimates::sigmas(&copy.host.bytes()[..bytes]);
             self.noises.push(copy);
             sigmas
         });

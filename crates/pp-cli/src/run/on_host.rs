@@ -14,8 +14,8 @@ use super::group::OfHost;
 use super::kernels::{
     Encoded, Frames, Generated, Geometry, Kernels, Memory, Opening, failed, internal,
 };
-use super::noise;
-use crate::video::buffer::Buffer;
+use pp_video::buffer::Buffer;
+use pp_video::estimates;
 
 /// The memory of this machine.
 pub struct OnHost;
@@ -81,11 +81,11 @@ impl Kernels for HostStage {
         self.session
             .encode(&views, plan, &mut payload)
             .map_err(failed(FaultKind::Plugin, self.name))?;
-        let place = noise::place(tensors, self.geometry.chroma);
-        let place = place.filter(|_| noise::is_estimated(plan));
+        let place = estimates::place(tensors, self.geometry.chroma);
+        let place = place.filter(|_| estimates::is_estimated(plan));
         Ok(Progress::Done(Encoded {
             worked: None,
-            noise: place.and_then(|place| noise::sigmas(&slot.bytes_mut()[place])),
+            noise: place.and_then(|place| estimates::sigmas(&slot.bytes_mut()[place])),
         }))
     }
 

@@ -12,7 +12,7 @@ use pp_runtime::stage::StageResult;
 
 use super::kernels::Geometry;
 use crate::args::{KernelChoice, RunArgs, Strength};
-use crate::video::buffer::{Buffer, FrameMemory};
+use pp_video::buffer::{Buffer, FrameMemory};
 
 /// Whose fault it is when kernels on a device fail: a file's, or, for our own, the device's.
 pub(super) fn blame(kernels: &KernelChoice) -> FaultKind {

@@ -18,12 +18,12 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::kernels::Kernels;
-use super::noise::Estimates;
 use super::source::VideoSource;
 use crate::args::{RunArgs, Strength};
 use crate::exit::print;
 use pp_job::output::{OutputError, is_stdout, write_file};
 use pp_job::{Error, Finished};
+use pp_video::estimates::Estimates;
 
 /// What was run, and what the report calls its parts.
 pub(super) struct Labels<'a> {

@@ -7,7 +7,7 @@ use pp_kernels::SessionConfig;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::kernels::Geometry;
-use crate::video::header::{Header, MAX_HEADER_BYTES};
+use pp_video::header::{Header, MAX_HEADER_BYTES};
 
 /// The header of the clip.
 #[derive(Clone, Debug, PartialEq, Eq)]

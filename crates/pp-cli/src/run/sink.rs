@@ -8,15 +8,15 @@ use pp_runtime::stage::{Chunk, Progress, Sink, StageError, StageResult, Taken};
 use pp_transport::bell::Bell;
 
 use super::clean::CleanFrames;
-use super::input::{QUEUE, io_threads};
 use super::kernels::{Frames, Geometry, Kernels};
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::shape::Shape;
 use crate::args::RunArgs;
-use crate::video::buffer::Buffer;
-use crate::video::sink::{Sink as Output, SinkOptions};
-use crate::video::y4m::Params;
+use pp_video::buffer::Buffer;
+use pp_video::sink::{Sink as Output, SinkOptions};
+use pp_video::y4m::Params;
+use pp_video::{QUEUE, io_threads};
 
 type Ticket<D> = <<D as Kernels>::Digester as Digester>::Ticket;
 

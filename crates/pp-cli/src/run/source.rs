@@ -14,20 +14,19 @@ use pp_transport::bell::Bell;
 
 use super::again::compose_again;
 use super::clean::Shelf;
-use super::input::{QUEUE, io_threads};
 use super::kernels::{Encoded, Kernels, Layouts};
-use super::noise::Estimates;
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::progress::FrameProgress;
 use crate::args::{CutChoice, RunArgs};
-use crate::video::InputError;
-use crate::video::header::Header;
-use crate::video::noise::Noise;
-use crate::video::psnr::LumaPsnr;
-use crate::video::source::{Chunk, Polled, Source as Frames, SourceOptions};
-use crate::video::y4m::Reader;
 use pp_job::RANK_0;
+use pp_video::estimates::Estimates;
+use pp_video::header::Header;
+use pp_video::noise::Noise;
+use pp_video::psnr::LumaPsnr;
+use pp_video::source::{Chunk, Polled, Source as Frames, SourceOptions};
+use pp_video::y4m::Reader;
+use pp_video::{InputError, QUEUE, io_threads};
 
 type Ticket<E> = <<E as Kernels>::Digester as Digester>::Ticket;
 

@@ -24,10 +24,12 @@ const MAX_FRAME_LINE_BYTES: usize = 256;
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// A stream whose header was read and accepted.
-pub(crate) struct Reader {
+pub struct Reader {
     input: BufReader<Box<dyn Read + Send>>,
-    pub(crate) name: String,
-    pub(crate) header: Header,
+    /// The name of the input, for messages.
+    pub name: String,
+    /// The header, as it was accepted.
+    pub header: Header,
     /// Frames read whole so far.
     frame: u64,
     /// Bytes consumed so far.
@@ -42,7 +44,7 @@ pub(crate) struct Reader {
 
 /// The plain frames of a file, found by their numbers: for threads that read at once.
 #[derive(Clone)]
-pub(crate) struct PlainFrames {
+pub struct PlainFrames {
     file: Arc<File>,
     /// Where the marker of the first frame begins.
     start: u64,
@@ -67,8 +69,8 @@ impl PlainFrames {
                 .is_ok()
     }
 
-    /// How many frames the file has room for.
-    pub(crate) fn count(&self) -> Option<u64> {
+    /// Says how many frames the file has room for; `None` where its length cannot be read.
+    pub fn count(&self) -> Option<u64> {
         let bytes = self.file.metadata().ok()?.len().checked_sub(self.start)?;
         Some(bytes / self.stride())
     }
@@ -76,7 +78,10 @@ impl PlainFrames {
 
 impl Reader {
     /// Opens a file, or standard input for `-`, and reads the header.
-    pub(crate) fn open(path: &Path) -> Result<Self, InputError> {
+    ///
+    /// # Errors
+    /// The file cannot be read, or its header is not one of ours.
+    pub fn open(path: &Path) -> Result<Self, InputError> {
         if path.as_os_str() == "-" {
             let name = String::from("standard input");
             // Past the lock and the buffer of `io::stdin`: the reader may move to its own thread.
@@ -111,8 +116,8 @@ impl Reader {
         Ok(reader)
     }
 
-    /// The frames by number, where the input is a file of which no frame was read yet.
-    pub(crate) fn plain_frames(&self) -> Option<PlainFrames> {
+    /// Gives the frames by number, where the input is a file of which no frame was read yet.
+    pub fn plain_frames(&self) -> Option<PlainFrames> {
         let (file, start) = self.file.as_ref()?;
         Some(PlainFrames {
             file: Arc::clone(file),
@@ -185,7 +190,7 @@ impl Reader {
     ///
     /// # Errors
     /// Anything but a clean end after a whole frame. After an error the stream must not be read on.
-    pub(crate) fn read_frame(&mut self, frame: &mut [u8]) -> Result<bool, InputError> {
+    pub fn read_frame(&mut self, frame: &mut [u8]) -> Result<bool, InputError> {
         debug_assert_eq!(frame.len(), self.header.frame_bytes());
         if !self.read_marker()? {
             return match self.frame {
@@ -316,7 +321,7 @@ pub(crate) fn write_header(out: &mut impl Write, header: &Header) -> io::Result<
 }
 
 /// What stood behind `FRAME` in front of some frames of a chunk: the number of the frame in the chunk, and the text.
-pub(crate) type Params = Vec<(usize, Vec<u8>)>;
+pub type Params = Vec<(usize, Vec<u8>)>;
 
 /// Whole frames, one after the other, as a file has them: each behind a line of its own.
 pub(crate) struct Frames<'a> {

@@ -5,7 +5,7 @@
 //! that were read before them. A hard cut always begins a chunk.
 //!
 //! One thread decides where chunks begin. A pipe it reads itself. Of a file other threads read whole chunks ahead of it
-//! ([`ahead`]), as long as frames follow each other without parameters: from the first that does not, this thread reads
+//! (`ahead`), as long as frames follow each other without parameters: from the first that does not, this thread reads
 //! on, so that an end, a break and a parameter are seen in one place.
 
 mod ahead;
@@ -19,7 +19,7 @@ use pp_runtime::clock::now_ns;
 
 use self::ahead::Ahead;
 use self::chunk::Intake;
-pub(crate) use self::chunk::{Chunk, SourceOptions};
+pub use self::chunk::{Chunk, SourceOptions};
 use super::InputError;
 use super::buffer::Buffer;
 
@@ -31,7 +31,7 @@ const SPARE_CHUNKS: usize = 64;
 
 /// What [`Source::poll`] finds.
 #[derive(Debug)]
-pub(crate) enum Polled {
+pub enum Polled {
     /// The next chunk.
     Ready(Chunk),
     /// None yet; the wake callback will be called.
@@ -48,7 +48,7 @@ type Next = Result<Option<Chunk>, InputError>;
 /// # If dropped
 /// The threads end at their next chunk. The drop does not wait for them: a pipe may never give another byte.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub struct Source {
     /// `None` is the end: without it, the thread has died.
     ready: Receiver<Next>,
     spare: Sender<Chunk>,
@@ -62,7 +62,7 @@ impl Source {
     ///
     /// # Errors
     /// No thread could be started.
-    pub(crate) fn start(
+    pub fn start(
         reader: Reader,
         options: SourceOptions,
         buffers: Vec<Buffer>,
@@ -112,11 +112,11 @@ impl Source {
         })
     }
 
-    /// The next chunk if there is one, without waiting.
+    /// Gives the next chunk if there is one, without waiting.
     ///
     /// # Errors
     /// The input broke behind the last chunk, or the reading thread is gone. Nothing comes after it.
-    pub(crate) fn poll(&self) -> Result<Polled, InputError> {
+    pub fn poll(&self) -> Result<Polled, InputError> {
         match self.ready.try_recv() {
             Ok(next) => Ok(next?.map_or(Polled::End, Polled::Ready)),
             Err(TryRecvError::Empty) => Ok(Polled::Later),
@@ -124,13 +124,13 @@ impl Source {
         }
     }
 
-    /// Chunks that are ready.
-    pub(crate) fn queued(&self) -> usize {
+    /// Counts the chunks that are ready.
+    pub fn queued(&self) -> usize {
         self.ready.len()
     }
 
     /// Gives the buffers of a chunk back for reuse; a device may still read them.
-    pub(crate) fn recycle(&self, chunk: Chunk) {
+    pub fn recycle(&self, chunk: Chunk) {
         // Full, or the thread has ended: then it is freed.
         let _ = self.spare.try_send(chunk);
     }

@@ -30,11 +30,11 @@ type Batch = (Buffer, Params);
 
 /// How the sink writes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SinkOptions {
+pub struct SinkOptions {
     /// Batches of frames that wait to be written.
-    pub(crate) queue: usize,
+    pub queue: usize,
     /// Threads that fill a file in memory; each has one batch more.
-    pub(crate) threads: usize,
+    pub threads: usize,
 }
 
 /// The driver's end of the writing threads.
@@ -43,7 +43,7 @@ pub(crate) struct SinkOptions {
 /// Without a commit a regular file leaves nothing behind. The drop does not wait for the threads: the reader of a pipe may
 /// be stuck.
 #[derive(Debug)]
-pub(crate) struct Sink {
+pub struct Sink {
     queue: Option<Sender<Batch>>,
     spare: Receiver<Buffer>,
     /// The thread takes nothing more; what lies in the queue stays there.
@@ -62,7 +62,7 @@ impl Sink {
     ///
     /// # Errors
     /// The target cannot be written to, or no thread could be started.
-    pub(crate) fn open(
+    pub fn open(
         target: &Path,
         header: &Header,
         options: SinkOptions,
@@ -111,8 +111,8 @@ impl Sink {
         })
     }
 
-    /// A buffer that was written before, or an empty one.
-    pub(crate) fn buffer(&self) -> Buffer {
+    /// Gives a buffer that was written before, or an empty one.
+    pub fn buffer(&self) -> Buffer {
         self.spare.try_recv().unwrap_or_default()
     }
 
@@ -120,7 +120,7 @@ impl Sink {
     ///
     /// # Errors
     /// An earlier write failed. Handed over once; what is pushed afterwards goes nowhere.
-    pub(crate) fn push(&mut self, frames: Buffer, params: Params) -> Result<(), OutputError> {
+    pub fn push(&mut self, frames: Buffer, params: Params) -> Result<(), OutputError> {
         match self
             .queue
             .as_ref()
@@ -131,14 +131,14 @@ impl Sink {
         }
     }
 
-    /// Whether [`Sink::push`] would not wait after so many others that are still to come: there is room, or the thread
+    /// Says whether [`Sink::push`] would not wait after so many others that are still to come: there is room, or the thread
     /// has failed and the push says so.
-    pub(crate) fn has_room_beside(&self, coming: usize) -> bool {
+    pub fn has_room_beside(&self, coming: usize) -> bool {
         self.has_ended.load(Ordering::Acquire) || self.queued() + coming < self.capacity
     }
 
-    /// Batches that wait to be written.
-    pub(crate) fn queued(&self) -> usize {
+    /// Counts the batches that wait to be written.
+    pub fn queued(&self) -> usize {
         self.queue.as_ref().map_or(0, Sender::len)
     }
 
@@ -146,7 +146,7 @@ impl Sink {
     ///
     /// # Errors
     /// A write failed or the file could not be named; then nothing is left under the final name.
-    pub(crate) fn commit(mut self) -> Result<u64, OutputError> {
+    pub fn commit(mut self) -> Result<u64, OutputError> {
         match self.result()? {
             Some((file, frames)) => file.commit().map(|()| frames),
             None => Ok(0),

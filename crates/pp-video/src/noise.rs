@@ -9,15 +9,15 @@ const QUANTILES: usize = 1 << 16;
 
 /// Noise of one standard deviation, ready to be added.
 #[derive(Clone, Debug)]
-pub(crate) struct Noise {
+pub struct Noise {
     seed: u64,
     table: Vec<i16>,
 }
 
 impl Noise {
-    /// Noise with standard deviation `sigma`, in 8-bit sample values (0 to 255); negative and absurd ones are brought
+    /// Makes noise with standard deviation `sigma`, in 8-bit sample values (0 to 255); negative and absurd ones are brought
     /// into range.
-    pub(crate) fn new(sigma: f32, seed: u64) -> Self {
+    pub fn new(sigma: f32, seed: u64) -> Self {
         let sigma = f64::from(sigma).clamp(0.0, 1_000.0);
         let table = normal_quantiles()
             .map(|z| (sigma * z).round() as i16)
@@ -26,7 +26,7 @@ impl Noise {
     }
 
     /// Adds noise to all planes of frame `number` and clips to 0..=255.
-    pub(crate) fn add(&self, number: u64, frame: &mut [u8]) {
+    pub fn add(&self, number: u64, frame: &mut [u8]) {
         let mut state = mix(self.seed ^ mix(number));
         let mut next = || {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);

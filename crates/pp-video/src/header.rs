@@ -7,7 +7,7 @@ use pp_kernels::{Chroma, FrameGeometry};
 use super::error::HeaderFault;
 
 /// Longest accepted stream header, far above what any writer makes.
-pub(crate) const MAX_HEADER_BYTES: usize = 1024;
+pub const MAX_HEADER_BYTES: usize = 1024;
 /// Largest accepted width and height.
 pub(crate) const MAX_SIDE: u32 = 16_384;
 pub(crate) const MAGIC: &[u8] = b"YUV4MPEG2";
@@ -15,7 +15,7 @@ pub(crate) const MAGIC: &[u8] = b"YUV4MPEG2";
 /// A header whose sizes were checked. The line is kept as it came, so that rate, interlacing, aspect, siting and comments
 /// pass through to the output untouched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub struct Header {
     line: Vec<u8>,
     width: u32,
     height: u32,
@@ -31,8 +31,11 @@ impl Header {
         Self::parse(format!("YUV4MPEG2 W{width} H{height} F25:1 Ip A1:1 C{tag}").as_bytes())
     }
 
-    /// The header of the frames that a sink makes of frames of this header. Where they are alike it stays as it is.
-    pub(crate) fn of_frames(&self, frames: FrameGeometry) -> Result<Self, HeaderFault> {
+    /// Makes the header of the frames that a sink makes of frames of this header. Where they are alike it stays as it is.
+    ///
+    /// # Errors
+    /// A side is out of range.
+    pub fn of_frames(&self, frames: FrameGeometry) -> Result<Self, HeaderFault> {
         let same = (self.width, self.height, self.chroma, 1);
         let FrameGeometry {
             width,
@@ -67,7 +70,10 @@ impl Header {
     }
 
     /// Checks a header line, given without its newline.
-    pub(crate) fn parse(line: &[u8]) -> Result<Self, HeaderFault> {
+    ///
+    /// # Errors
+    /// The line is malformed, or says of frames that are not supported.
+    pub fn parse(line: &[u8]) -> Result<Self, HeaderFault> {
         let text = std::str::from_utf8(line)
             .map_err(|_| HeaderFault::Malformed("it is not text".into()))?;
         let mut words = text.split(' ').filter(|word| !word.is_empty());
@@ -100,25 +106,33 @@ impl Header {
         })
     }
 
-    pub(crate) fn width(&self) -> u32 {
+    /// Gives the width of a frame in samples.
+    #[must_use]
+    pub fn width(&self) -> u32 {
         self.width
     }
 
-    pub(crate) fn height(&self) -> u32 {
+    /// Gives the height of a frame in samples.
+    #[must_use]
+    pub fn height(&self) -> u32 {
         self.height
     }
 
-    pub(crate) fn chroma(&self) -> Chroma {
+    /// Gives the layout of the chroma planes.
+    #[must_use]
+    pub fn chroma(&self) -> Chroma {
         self.chroma
     }
 
-    /// Whether each frame is two fields of different times.
-    pub(crate) fn is_interlaced(&self) -> bool {
+    /// Says whether each frame is two fields of different times.
+    #[must_use]
+    pub fn is_interlaced(&self) -> bool {
         self.is_interlaced
     }
 
-    /// The header as it came, without its newline.
-    pub(crate) fn line(&self) -> &[u8] {
+    /// Gives the header as it came, without its newline.
+    #[must_use]
+    pub fn line(&self) -> &[u8] {
         &self.line
     }
 
@@ -127,8 +141,9 @@ impl Header {
         self.width as usize * self.height as usize
     }
 
-    /// Bytes of a whole frame: luma, then chroma if there is any. Odd sizes round chroma up.
-    pub(crate) fn frame_bytes(&self) -> usize {
+    /// Gives the bytes of a whole frame: luma, then chroma if there is any. Odd sizes round chroma up.
+    #[must_use]
+    pub fn frame_bytes(&self) -> usize {
         self.chroma.packed_frame_bytes(self.width, self.height)
     }
 }

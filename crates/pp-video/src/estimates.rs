@@ -6,21 +6,21 @@ use pp_contract::{DType, Manifest, VideoPlanParts};
 use pp_kernels::Chroma;
 use serde::Serialize;
 
-/// Where a payload says how much noise its frames have: the standard deviation of each plane. The built-in kernels put it
+/// Says where a payload tells how much noise its frames have: the standard deviation of each plane. The built-in kernels put it
 /// there; `None` where a plugin lays the tensor out in another way.
-pub(super) fn place(tensors: &Manifest, chroma: Chroma) -> Option<Range<usize>> {
+pub fn place(tensors: &Manifest, chroma: Chroma) -> Option<Range<usize>> {
     let (_, spec) = tensors.get("conditioning_embeds")?;
     let is_known = spec.dtype() == DType::Bf16 && spec.shape().dims() == [chroma.planes() as u64];
     tensors.range(spec.name()).filter(|_| is_known)
 }
 
-/// Whether the kernels estimate the noise anew in this chunk.
-pub(super) fn is_estimated(plan: &VideoPlanParts) -> bool {
+/// Says whether the kernels estimate the noise anew in this chunk.
+pub fn is_estimated(plan: &VideoPlanParts) -> bool {
     plan.init_cache || plan.reset_crossattn_cache
 }
 
-/// Standard deviations in bf16; `None` where one of them is none.
-pub(super) fn sigmas(bytes: &[u8]) -> Option<Vec<f32>> {
+/// Reads standard deviations in bf16; `None` where one of them is none.
+pub fn sigmas(bytes: &[u8]) -> Option<Vec<f32>> {
     let sigma = |two: &[u8]| f32::from_bits(u32::from_le_bytes([0, 0, two[0], two[1]]));
     let sigmas: Vec<f32> = bytes.chunks_exact(2).map(sigma).collect();
     let are_sigmas = sigmas.iter().all(|sigma| (0.0..=255.0).contains(sigma));
@@ -29,7 +29,7 @@ pub(super) fn sigmas(bytes: &[u8]) -> Option<Vec<f32>> {
 
 /// What was estimated in each epoch, plane by plane.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(super) struct Estimates {
+pub struct Estimates {
     epochs: u64,
     first: Vec<f32>,
     least: Vec<f32>,
@@ -37,8 +37,8 @@ pub(super) struct Estimates {
 }
 
 impl Estimates {
-    /// Takes in what was estimated in one epoch.
-    pub(super) fn note(&mut self, sigmas: Vec<f32>) {
+    /// Takes in what was estimated in one epoch: the standard deviation of each plane.
+    pub fn note(&mut self, sigmas: Vec<f32>) {
         self.epochs += 1;
         if self.epochs == 1 {
             (self.least, self.most) = (sigmas.clone(), sigmas.clone());

@@ -8,52 +8,52 @@ use super::super::y4m::Params;
 
 /// What the source does besides reading.
 #[derive(Debug)]
-pub(crate) struct SourceOptions {
+pub struct SourceOptions {
     /// Frames of a chunk, at least one; the last one, and one that a cut ends, have fewer.
-    pub(crate) frames_per_chunk: usize,
+    pub frames_per_chunk: usize,
     /// Stop after so many chunks.
-    pub(crate) chunks: Option<u64>,
+    pub chunks: Option<u64>,
     /// Noise to add to every frame; the frames as they were before are kept.
-    pub(crate) noise: Option<Noise>,
+    pub noise: Option<Noise>,
     /// Look for hard cuts.
-    pub(crate) scene_cuts: bool,
+    pub scene_cuts: bool,
     /// Chunks that wait to be taken.
-    pub(crate) queue: usize,
+    pub queue: usize,
     /// Threads that read a file; each has one chunk more.
-    pub(crate) threads: usize,
+    pub threads: usize,
 }
 
 /// Some successive frames, as they lie in the file.
 #[derive(Debug, Default)]
-pub(crate) struct Chunk {
+pub struct Chunk {
     /// Counts from 0.
-    pub(crate) index: u64,
+    pub index: u64,
     /// Number of its first frame in the input.
-    pub(crate) first_frame: u64,
+    pub first_frame: u64,
     /// How many it holds, at least one.
-    pub(crate) frames: usize,
+    pub frames: usize,
     /// A hard cut lies right before its first frame.
-    pub(crate) cut: bool,
+    pub cut: bool,
     /// The parameters of its frames.
-    pub(crate) params: Params,
+    pub params: Params,
     /// When its first and its last frame had been read, in nanoseconds of the monotonic clock.
-    pub(crate) read_ns: (u64, u64),
+    pub read_ns: (u64, u64),
     pub(super) frame_bytes: usize,
     pub(super) data: Buffer,
     /// The frames before noise was added, if it was; there may be bytes behind them.
-    pub(crate) clean: Vec<u8>,
+    pub clean: Vec<u8>,
     /// The grids of its frames, where it was read ahead and cuts are looked for.
     pub(super) grids: Vec<Grid>,
 }
 
 impl Chunk {
-    /// The frames one after the other, each planar.
-    pub(crate) fn data(&self) -> &[u8] {
+    /// Gives the frames one after the other, each planar.
+    pub fn data(&self) -> &[u8] {
         &self.data[..self.frames * self.frame_bytes]
     }
 
-    /// The memory that they lie in; it may hold more.
-    pub(crate) fn memory(&self) -> &Buffer {
+    /// Gives the memory that they lie in; it may hold more.
+    pub fn memory(&self) -> &Buffer {
         &self.data
     }
 

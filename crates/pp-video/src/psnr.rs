@@ -7,14 +7,14 @@ use super::header::Header;
 /// Squared differences of luma, summed. The result is the PSNR of the mean squared error over all samples added, not a
 /// mean of decibels, so a few perfect frames cannot outshine the rest.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct LumaPsnr {
+pub struct LumaPsnr {
     squares: u64,
     samples: u64,
 }
 
 impl LumaPsnr {
-    /// Adds whole frames of two clips with the same header.
-    pub(crate) fn add(&mut self, header: &Header, reference: &[u8], decoded: &[u8]) {
+    /// Adds whole frames of two clips with this header.
+    pub fn add(&mut self, header: &Header, reference: &[u8], decoded: &[u8]) {
         let (frame, luma) = (header.frame_bytes(), header.luma_bytes());
         for (a, b) in reference
             .chunks_exact(frame)
@@ -26,13 +26,13 @@ impl LumaPsnr {
     }
 
     /// Adds what was found elsewhere.
-    pub(crate) fn merge(&mut self, other: Self) {
+    pub fn merge(&mut self, other: Self) {
         self.squares = self.squares.saturating_add(other.squares);
         self.samples = self.samples.saturating_add(other.samples);
     }
 
-    /// Decibels against a peak of 255; infinite when all samples agree, none when nothing was added.
-    pub(crate) fn db(&self) -> Option<f64> {
+    /// Gives decibels against a peak of 255; infinite when all samples agree, none when nothing was added.
+    pub fn db(&self) -> Option<f64> {
         (self.samples > 0)
             .then(|| 10.0 * (255.0 * 255.0 * self.samples as f64 / self.squares as f64).log10())
     }

@@ -3,11 +3,13 @@
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
 
-/// Memory that somebody else brings.
+/// Memory for frames that the caller brings.
 pub trait FrameMemory: Any + Send {
+    /// Gives all of its bytes.
     fn bytes(&self) -> &[u8];
+    /// Gives all of its bytes, to be written.
     fn bytes_mut(&mut self) -> &mut [u8];
-    /// Whether nothing else reads or writes it any more.
+    /// Says whether nothing else reads or writes it any more.
     fn is_idle(&self) -> bool;
 }
 
@@ -44,9 +46,9 @@ impl From<Box<dyn FrameMemory>> for Buffer {
 }
 
 impl Buffer {
-    /// Makes it this long; what is in it stays, and is anything where it grows. Memory that was
+    /// Makes it `len` bytes long; what is in it stays, and is anything where it grows. Memory that was
     /// given and is too small goes back, and the heap's takes its place.
-    pub(crate) fn resize(&mut self, len: usize) {
+    pub fn resize(&mut self, len: usize) {
         match &mut self.memory {
             Memory::Given(memory) if memory.bytes().len() < len => {
                 self.memory = Memory::Heap(vec![0; len]);
@@ -58,16 +60,18 @@ impl Buffer {
         self.len = len;
     }
 
-    /// Whether nothing but its owner reads or writes it.
-    pub(crate) fn is_idle(&self) -> bool {
+    /// Says whether nothing but its owner reads or writes it.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
         match &self.memory {
             Memory::Heap(_) => true,
             Memory::Given(memory) => memory.is_idle(),
         }
     }
 
-    /// The memory that was given, if it is a `T`.
-    pub(crate) fn given<T: 'static>(&self) -> Option<&T> {
+    /// Gives the memory that the caller brought, if it is a `T`.
+    #[must_use]
+    pub fn given<T: 'static>(&self) -> Option<&T> {
         match &self.memory {
             Memory::Heap(_) => None,
             Memory::Given(memory) => (&**memory as &dyn Any).downcast_ref(),

@@ -2,8 +2,9 @@
 
 use std::io;
 
-use pp_contract::FaultKind;
-use pp_transport::error::lift_limit;
+use pp_contract::{Fault, FaultKind};
+use pp_job::internal::lift_limit;
+use pp_job::{Error, RANK_0};
 use rustix::io::Errno;
 
 /// The command that turns anything ffmpeg can read into what we read.
@@ -11,15 +12,19 @@ const CONVERT: &str = "ffmpeg -i INPUT -pix_fmt yuv420p -f yuv4mpegpipe - | pp r
 
 /// Where reading stopped: the input, the whole frames before, and the byte.
 #[derive(Debug)]
-pub(crate) struct At {
-    pub(crate) name: String,
-    pub(crate) frame: u64,
-    pub(crate) offset: u64,
+pub struct At {
+    /// The name of the input.
+    pub name: String,
+    /// Whole frames before the place.
+    pub frame: u64,
+    /// Bytes before the place.
+    pub offset: u64,
 }
 
 /// Why an input cannot be used. The fault lies with the file.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum InputError {
+#[allow(missing_docs)] // the message of each variant says what it is
+pub enum InputError {
     #[error("the thread that reads the input panicked; the lines above say where")]
     ReaderDied,
     #[error("{name}: cannot be opened: {source}; {}", remedy_of_input(source))]
@@ -56,7 +61,8 @@ pub(crate) enum InputError {
 
 /// What is wrong with a header: malformed, or well formed and beyond us.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum HeaderFault {
+#[allow(missing_docs)] // as above
+pub enum HeaderFault {
     #[error("bad Y4M header: {0}")]
     Malformed(String),
     #[error("{0} is not supported; convert it: {CONVERT}")]
@@ -68,9 +74,17 @@ pub(crate) enum HeaderFault {
     Mixed,
 }
 
+impl From<InputError> for Error {
+    fn from(error: InputError) -> Self {
+        // Rank 0 alone reads.
+        Self::Fault(Fault::new(error.kind(), RANK_0, "read input", error))
+    }
+}
+
 impl InputError {
-    /// Whose fault it is: the file's place, its contents, or ours.
-    pub(crate) fn kind(&self) -> FaultKind {
+    /// Says whose fault it is: the file's place, its contents, or ours.
+    #[must_use]
+    pub fn kind(&self) -> FaultKind {
         match self {
             Self::ReaderDied => FaultKind::Internal,
             Self::Open { .. } | Self::IsDirectory(_) | Self::Read { .. } => FaultKind::Io,
@@ -78,8 +92,9 @@ impl InputError {
         }
     }
 
-    /// Whether whole frames came before it, which can be processed all the same.
-    pub(crate) fn follows_frames(&self) -> bool {
+    /// Says whether whole frames came before it, which can be processed all the same.
+    #[must_use]
+    pub fn follows_frames(&self) -> bool {
         match self {
             Self::Read { at, .. }
             | Self::Truncated { at, .. }
