@@ -59,7 +59,9 @@ const NCCL: &[&str] = &[
     "unicode-ident",
 ];
 
-const CLI: &[&str] = &["pp-cli", "pp-trials"];
+/// The program, and the crates that it is made of.
+const CLI: &[&str] = &["pp-command", "pp-video", "pp-cli", "pp-trials"];
+const COMMAND: &[&str] = &["pp-command"];
 const JOB: &[&str] = &["pp-job"];
 const MESSAGES: &[&str] = &["pp-contract"];
 const DEVICE: &[&str] = &[
@@ -71,9 +73,11 @@ const DEVICE: &[&str] = &[
     "libloading",
 ];
 const KERNELS: &[&str] = &["pp-kernels"];
+const PROGRAM: &[&str] = &["pp-cli"];
 const RUNTIME: &[&str] = &["pp-runtime"];
 /// What tests and trials share, and the trials.
 const TESTING: &[&str] = &["pp-fakes", "pp-testing", "pp-trials"];
+const VIDEO: &[&str] = &["pp-video"];
 const WIRE: &[&str] = &["pp-transport", "nccl-sys", "snow"];
 /// The parts of pp-transport, each of which may know those before it. Other crates name pp-transport alone.
 const PARTS: [&str; 4] = ["pp-words", "pp-meet", "pp-edges", "pp-gpu"];
@@ -170,8 +174,14 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "pp-video",
         allowed: None,
-        banned: &[CLI, TESTING],
+        banned: &[COMMAND, PROGRAM, TESTING],
         hidden: &[DEVICE, WIRE],
+    },
+    Layer {
+        name: "pp-command",
+        allowed: None,
+        banned: &[VIDEO, PROGRAM, TESTING],
+        hidden: &[],
     },
     Layer {
         name: "pp-cli",

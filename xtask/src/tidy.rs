@@ -85,6 +85,7 @@ const LIBRARIES: &[&str] = &[
     "crates/pp-runtime/",
     "crates/pp-kernels/",
     "crates/pp-video/",
+    "crates/pp-command/",
     "examples/",
 ];
 const PRINTING: &[&str] = &["println!", "eprintln!", "print!", "eprint!"];

@@ -1,7 +1,7 @@
 //! The command line.
 
 use std::error::Error as _;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -11,26 +11,21 @@ use pp_contract::Pipeline;
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
 use pp_job::Error;
 use pp_job::output::stdout;
-use pp_kernels::KernelSet;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
-use pp_transport::gpu::p2p::Way;
 
-use crate::exit::print;
+use pp_command::{KernelChoice, TransportChoice, plugin_arg, print, whole};
 
 mod plugin;
 mod schedule;
-mod whole;
 
 pub(crate) use self::plugin::check_plugin_args;
-use self::plugin::plugin_arg;
 pub use self::plugin::{PluginArgs, PluginCommand};
 pub use self::schedule::ScheduleCommand;
 pub(crate) use self::schedule::{
     CheckArgs, CompareArgs, MemoryArgs, PlotArgs, ShowArgs, SimulateArgs, SimulationArgs, SizeArgs,
     Subject, SubjectArgs,
 };
-pub use self::whole::whole;
 
 /// A pipeline-parallel runtime for real-time generative models.
 ///
@@ -39,7 +34,7 @@ pub use self::whole::whole;
 /// secret in PP_JOB_SECRET or PP_JOB_SECRET_FILE.
 #[derive(Debug, clap::Parser)]
 #[command(name = "pp", version, propagate_version = true)]
-#[command(after_long_help = crate::env::help())]
+#[command(after_long_help = pp_command::env::help())]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -153,73 +148,6 @@ pub enum BenchCommand {
     Kernels(KernelsArgs),
     /// How fast a clip is read and written, without stages between.
     Video(VideoArgs),
-}
-
-/// Where stages get their kernels.
-#[derive(Clone, Debug)]
-pub enum KernelChoice {
-    /// Those that go with the transport.
-    Auto,
-    /// A built-in set.
-    BuiltIn(Box<KernelSet>),
-    /// A plugin.
-    File(PathBuf),
-}
-
-impl FromStr for KernelChoice {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(match text {
-            "auto" => Self::Auto,
-            name => match KernelSet::named(name) {
-                Some(set) => Self::BuiltIn(set.into()),
-                None => Self::File(name.into()),
-            },
-        })
-    }
-}
-
-/// How payloads travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TransportChoice {
-    /// GPU memory if this machine has a GPU for each rank, else shared memory. Between two GPUs it is p2p if NVLink connects
-    /// them, else nccl. Prints the choice.
-    Auto,
-    /// Memory that the ranks of one machine share.
-    Host,
-    /// GPU memory, copied by the GPU's copy engine, on one machine; groups of ranks need NCCL.
-    P2p,
-    /// GPU memory over NCCL, on one machine or several.
-    Nccl,
-}
-
-impl TransportChoice {
-    /// Those of GPUs, as advice names them.
-    pub(crate) const OF_GPUS: &str = "p2p or nccl";
-
-    /// The way between GPUs, where payloads are to lie there, or may.
-    pub(crate) fn way(self) -> Option<Way> {
-        match self {
-            Self::Auto => Some(Way::Best),
-            Self::P2p => Some(Way::P2p),
-            Self::Nccl => Some(Way::Nccl),
-            Self::Host => None,
-        }
-    }
-
-    /// Whether payloads are to lie on GPUs, and nowhere else.
-    pub(crate) fn is_on_gpus(self) -> bool {
-        matches!(self, Self::P2p | Self::Nccl)
-    }
-}
-
-/// As on the command line.
-impl fmt::Display for TransportChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = self.to_possible_value();
-        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
-    }
 }
 
 /// What a scene cut does.

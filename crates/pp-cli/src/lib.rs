@@ -4,16 +4,13 @@
 //! sink, and the stages that call kernels. How ranks start, meet and end together is `pp_job`.
 
 pub mod args;
-pub mod backend;
 mod bench;
 mod cmd;
-pub mod env;
 mod exit;
 mod limits;
 mod log;
 mod plan;
 mod run;
-mod timed;
 
 use std::process::ExitCode;
 
@@ -23,9 +20,8 @@ use pp_job::Error;
 
 use crate::args::{BenchCommand, Command, PluginCommand};
 pub use crate::bench::{sharpen_timers, sleep_exactly};
-use crate::env::Env;
-pub use crate::exit::print;
 pub use crate::run::{Checked, Kernels, Memory, OnGpu, OnHost, Shape, VideoJob, check};
+use pp_command::env::Env;
 
 #[global_allocator]
 static ALLOCATOR: limits::Allocator = limits::Allocator;

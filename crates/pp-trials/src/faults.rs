@@ -18,7 +18,7 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
-use pp_cli::print;
+use pp_command::print;
 use pp_contract::Pipeline;
 use pp_job::Error;
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum as _;
-use pp_cli::args::{TransportChoice, whole};
+use pp_command::{TransportChoice, whole};
 use pp_device::Device;
 use pp_job::Error;
 use pp_testing::Folder;
@@ -136,7 +136,7 @@ pub(crate) fn kills(args: &KillsArgs) -> std::result::Result<(), Error> {
         true => serde_json::to_string(&report).map_err(anyhow::Error::new)?,
         false => report.to_string(),
     };
-    pp_cli::print(&format!("{text}\n"))
+    pp_command::print(&format!("{text}\n"))
 }
 
 impl fmt::Display for Report<'_> {

@@ -20,7 +20,7 @@ mod words;
 use std::process::ExitCode;
 
 use pp_cli::args::Command as Pp;
-use pp_cli::env::Env;
+use pp_command::env::Env;
 use pp_job::Error;
 
 #[derive(Debug, clap::Parser)]

@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::rc::Rc;
 
-use pp_cli::args::{CutChoice, KernelChoice, RunArgs, TransportChoice};
-use pp_cli::backend::Backend;
-use pp_cli::env::Env;
+use pp_cli::args::{CutChoice, RunArgs};
 use pp_cli::{Kernels, Memory, OnGpu, OnHost, Shape, VideoJob, check};
+use pp_command::backend::Backend;
+use pp_command::env::Env;
+use pp_command::{KernelChoice, TransportChoice};
 use pp_contract::StageSpec;
 use pp_job::{Error, Opened, Program, ThisRank};
 use pp_transport::host::Host;

@@ -18,7 +18,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use pp_cli::args::whole;
+use pp_command::whole;
 use pp_job::Error;
 use pp_runtime::schedule::{Kind, Limits, Schedule};
 use pp_testing::Folder;
@@ -100,7 +100,7 @@ pub(crate) fn schedules(args: &SchedulesArgs) -> std::result::Result<(), Error> 
         for ranks in sizes.chain(args.ranks) {
             let case = run(args, kind, ranks).with_context(|| format!("{kind}, {ranks} ranks"))?;
             if !args.json {
-                pp_cli::print(&format!("{case}\n"))?;
+                pp_command::print(&format!("{case}\n"))?;
             }
             cases.push(case);
         }
@@ -115,7 +115,7 @@ pub(crate) fn schedules(args: &SchedulesArgs) -> std::result::Result<(), Error> 
         true => serde_json::to_string(&report).map_err(anyhow::Error::new)?,
         false => report.to_string(),
     };
-    pp_cli::print(&format!("{text}\n"))?;
+    pp_command::print(&format!("{text}\n"))?;
     match report.wrong() {
         0 => Ok(()),
         wrong => Err(anyhow::anyhow!("{wrong} runs are not what the simulator says").into()),

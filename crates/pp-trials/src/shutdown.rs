@@ -17,7 +17,7 @@ mod scene;
 
 use std::sync::OnceLock;
 
-use pp_cli::env::Env;
+use pp_command::env::Env;
 use pp_contract::Pipeline;
 use pp_job::{Config, Error};
 

@@ -14,8 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pp_cli::args::whole;
-use pp_cli::print;
+use pp_command::print;
+use pp_command::whole;
 use pp_contract::{Pipeline, Rank};
 use pp_job::Error;
 use pp_testing::Random;

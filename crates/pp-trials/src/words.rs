@@ -18,9 +18,9 @@ use std::ffi::OsString;
 use std::fmt;
 use std::rc::Rc;
 
-use pp_cli::args::{TransportChoice, whole};
-use pp_cli::backend::{self, Backend};
-use pp_cli::env::Env;
+use pp_command::backend::{self, Backend};
+use pp_command::env::Env;
+use pp_command::{TransportChoice, whole};
 use pp_contract::pipeline::MAX_DEPTH;
 use pp_contract::{DType, Manifest, Message, Pipeline, Rank, TensorSpec};
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank};
@@ -190,7 +190,7 @@ fn publish(
         true => serde_json::to_string(&report).map_err(anyhow::Error::new)?,
         false => report.to_string(),
     };
-    pp_cli::print(&format!("{text}\n"))?;
+    pp_command::print(&format!("{text}\n"))?;
     match wrong.messages {
         0 => Ok(()),
         _ => Err(anyhow::anyhow!("what was read is not what was sent: {wrong}").into()),

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use pp_command::{plugin_arg, whole};
 use pp_job::Error;
-
-use super::whole;
 
 /// The commands of `pp plugin`.
 #[derive(Debug, Subcommand)]
@@ -47,13 +46,6 @@ pub struct PluginArgs {
     /// An argument for the plugin; may be given several times, each key once.
     #[arg(long = "plugin-arg", value_name = "KEY=VALUE", value_parser = plugin_arg)]
     pub(crate) plugin_args: Vec<(String, String)>,
-}
-
-pub(super) fn plugin_arg(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("it takes KEY=VALUE".into()),
-    }
 }
 
 /// Refuses two values of one key: a plugin would take either.

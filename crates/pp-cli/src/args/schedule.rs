@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use pp_job::output::is_stdout;
 use pp_runtime::schedule::{Kind, PerStage};
 
-use super::whole::whole;
+use pp_command::whole;
 
 /// The largest cost, and the most bytes.
 const MOST: u64 = 1_000_000_000_000;

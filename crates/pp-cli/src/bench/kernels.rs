@@ -7,7 +7,7 @@ use pp_kernels::{Chroma, KernelSet};
 use serde::Serialize;
 
 use crate::args::KernelsArgs;
-use crate::exit::print_result;
+use pp_command::print_result;
 use pp_job::Error;
 
 /// One call of the kernels.

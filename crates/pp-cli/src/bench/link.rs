@@ -20,10 +20,11 @@ use pp_transport::host::Host;
 use serde::Serialize;
 
 use super::plan::{BenchPlan, SOURCE, payload};
-use crate::args::{LinkArgs, TransportChoice};
-use crate::backend;
-use crate::env::Env;
-use crate::exit::print_result;
+use crate::args::LinkArgs;
+use pp_command::TransportChoice;
+use pp_command::backend;
+use pp_command::env::Env;
+use pp_command::print_result;
 
 /// Payload sizes: a word, a page, small, middle, the activations of a video model, and large.
 const SIZES: [u64; 7] = [4, 4096, 65_536, 1 << 20, 22_118_400, 64 << 20, 1 << 30];

@@ -32,11 +32,12 @@ use self::simulate::Work;
 pub use self::simulate::{sharpen_timers, sleep_exactly};
 use self::stages::{BenchSink, BenchSource};
 pub(crate) use self::video::video;
-use crate::args::{OverlapArgs, Simulate, TransportChoice};
-use crate::backend::{self, Backend, GpuBackend};
-use crate::env::Env;
-use crate::exit::print_result;
-use crate::run::write_pictures;
+use crate::args::{OverlapArgs, Simulate};
+use pp_command::TransportChoice;
+use pp_command::backend::{self, Backend, GpuBackend};
+use pp_command::env::Env;
+use pp_command::print_result;
+use pp_command::write_pictures;
 use pp_job::output::one_file_each;
 
 /// Chunks that warm the pipeline up and are not counted, at most.

@@ -16,7 +16,7 @@ use pp_transport::gpu::{DeviceRx, DeviceTx};
 use super::against::Payloads;
 use super::plan::BenchPlan;
 use crate::args::Simulate;
-use crate::timed::{Issued, Timed, read_on};
+use pp_command::timed::{Issued, Timed, read_on};
 
 fn device(e: CudaError) -> StageError {
     StageError::new(FaultKind::Device, "simulate work", with_source(&e))

@@ -7,7 +7,7 @@ use crossbeam_channel::bounded;
 use serde::Serialize;
 
 use crate::args::VideoArgs;
-use crate::exit::print_result;
+use pp_command::print_result;
 use pp_job::Error;
 use pp_job::output::one_file_each;
 use pp_video::InputError;

@@ -12,8 +12,8 @@ use pp_transport::host::{EdgeShape, Host};
 use pp_transport::launch::Launch;
 use pp_transport::nccl::{Nccl, uuid_text};
 
-use crate::env::Env;
-use crate::exit::print;
+use pp_command::env::Env;
+use pp_command::print;
 use pp_job::Error;
 
 /// How a finding is marked.

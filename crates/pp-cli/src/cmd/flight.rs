@@ -5,7 +5,7 @@ use pp_job::Error;
 use pp_job::internal::Analysis;
 
 use crate::args::FlightArgs;
-use crate::exit::print_result;
+use pp_command::print_result;
 use pp_job::output::{one_file_each, write_file};
 
 /// Reads the files, and says what they say together.

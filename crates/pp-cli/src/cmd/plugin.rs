@@ -24,8 +24,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::args::{PluginArgs, check_plugin_args};
-use crate::env::Env;
-use crate::exit::print;
+use pp_command::env::Env;
+use pp_command::print;
 use pp_job::Error;
 use pp_job::internal::{SUPERVISOR, stuck_after};
 use worker::Word;

@@ -9,7 +9,7 @@ mod subject;
 use pp_job::Error;
 
 use crate::args::ScheduleCommand;
-use crate::exit::print;
+use pp_command::print;
 
 /// The schedules, their names in PyTorch, what they do, and the sizes that they take.
 const LIST: &str = "\

@@ -7,7 +7,7 @@ use pp_contract::{Fault, FaultKind, Rank};
 use pp_job::Error;
 use serde::Deserialize;
 
-use crate::exit::print;
+use pp_command::print;
 
 /// What is looked at in a report.
 #[derive(Deserialize)]

@@ -18,8 +18,8 @@ use serde::Serialize;
 use self::search::{Chain, Placement};
 use self::subject::{Seen, Subject};
 use crate::args::PlanArgs;
-use crate::env::Env;
-use crate::exit::print_result;
+use pp_command::env::Env;
+use pp_command::print_result;
 
 /// The most placements that `--all` runs.
 const MOST_RUN: usize = 1_000;

@@ -16,10 +16,11 @@ use pp_transport::host::memory::available_bytes;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::Value;
 
-use crate::args::{KernelChoice, PlanArgs, TransportChoice};
-use crate::backend;
+use crate::args::PlanArgs;
 use crate::cmd::plugin;
-use crate::env::Env;
+use pp_command::backend;
+use pp_command::env::Env;
+use pp_command::{KernelChoice, TransportChoice};
 
 /// Parts of a stage that are tried, unless there are more ranks.
 const PARTS: u32 = 8;

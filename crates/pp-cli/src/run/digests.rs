@@ -11,7 +11,7 @@ use pp_kernels::{DeviceDigests, DeviceTensor};
 use pp_runtime::stage::{StageError, StageResult};
 use pp_transport::gpu::{DeviceRx, DeviceTx};
 
-use crate::timed::{Span, Staged};
+use pp_command::timed::{Span, Staged};
 use pp_runtime::drift::{DigestPair, Digester};
 
 /// Bytes of the digests of one payload, at the most.

@@ -9,9 +9,10 @@ use pp_job::{Config, Error};
 use pp_kernels::SessionConfig;
 use pp_transport::host::memory::available_bytes;
 
-use crate::args::{KernelChoice, RunArgs};
-use crate::env::Env;
+use crate::args::RunArgs;
 use crate::limits;
+use pp_command::KernelChoice;
+use pp_command::env::Env;
 use pp_job::RANK_0;
 use pp_video::header::Header;
 use pp_video::y4m;

@@ -18,7 +18,6 @@ mod shape;
 mod sink;
 mod slots;
 mod source;
-pub(crate) use self::report::write_pictures;
 
 use std::cell::RefCell;
 use std::io::IsTerminal as _;
@@ -46,10 +45,11 @@ use self::report::Labels;
 pub use self::shape::Shape;
 use self::sink::VideoSink;
 use self::source::{Settings, VideoSource};
-use crate::args::{KernelChoice, RunArgs, check_plugin_args};
-use crate::backend::{self, Backend};
+use crate::args::{RunArgs, check_plugin_args};
 use crate::cmd::plugin;
-use crate::env::Env;
+use pp_command::KernelChoice;
+use pp_command::backend::{self, Backend};
+use pp_command::env::Env;
 
 /// A command line that can be run.
 #[derive(Clone, Debug)]

@@ -20,7 +20,7 @@ use super::group::OfGpu;
 use super::kernels::{
     Encoded, Frames, Generated, Geometry, Kernels, Memory, Opening, failed, internal,
 };
-use crate::timed::{Issued, Staged, Timed, read_on};
+use pp_command::timed::{Issued, Staged, Timed, read_on};
 use pp_video::buffer::{Buffer, FrameMemory};
 use pp_video::estimates;
 

@@ -11,7 +11,8 @@ use pp_runtime::drift::{Digester, Verify};
 use pp_runtime::stage::StageResult;
 
 use super::kernels::Geometry;
-use crate::args::{KernelChoice, RunArgs, Strength};
+use crate::args::{RunArgs, Strength};
+use pp_command::KernelChoice;
 use pp_video::buffer::{Buffer, FrameMemory};
 
 /// Whose fault it is when kernels on a device fail: a file's, or, for our own, the device's.

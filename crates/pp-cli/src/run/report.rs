@@ -8,10 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::ValueEnum as _;
 use pp_contract::Pipeline;
 
-use pp_runtime::report::{
-    Count, Measures, Recorder, Restart, View, default_warm_up, write_chrome_trace, write_json,
-    write_svg, write_text,
-};
+use pp_runtime::report::{Count, Measures, Restart, View, default_warm_up, write_json, write_text};
 use rustix::system::uname;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
@@ -20,8 +17,8 @@ use serde_json::Value;
 use super::kernels::Kernels;
 use super::source::VideoSource;
 use crate::args::{RunArgs, Strength};
-use crate::exit::print;
-use pp_job::output::{OutputError, is_stdout, write_file};
+use pp_command::{print, write_pictures};
+use pp_job::output::{is_stdout, write_file};
 use pp_job::{Error, Finished};
 use pp_video::estimates::Estimates;
 
@@ -202,23 +199,6 @@ pub(super) fn publish<E: Kernels>(
         print(&text)?;
     }
     Ok(stored?)
-}
-
-/// Writes the trace and the timeline, where asked for.
-pub(crate) fn write_pictures(
-    trace: Option<&Path>,
-    timeline: Option<&Path>,
-    recorder: &Recorder,
-    measures: &Measures,
-    view: &View,
-) -> Result<(), OutputError> {
-    if let Some(path) = trace {
-        write_file(path, |out| write_chrome_trace(out, recorder, view))?;
-    }
-    if let Some(path) = timeline {
-        write_file(path, |out| write_svg(out, recorder, measures, view))?;
-    }
-    Ok(())
 }
 
 fn summary<E: Kernels>(

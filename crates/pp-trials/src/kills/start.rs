@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use pp_cli::args::{TransportChoice, whole};
+use pp_command::{TransportChoice, whole};
 use pp_contract::{FaultKind, with_source};
 use pp_device::{Device, Stream};
 use pp_job::Error;

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use pp_cli::args::whole;
-use pp_cli::env::Env;
 use pp_cli::sharpen_timers;
+use pp_command::env::Env;
+use pp_command::whole;
 use pp_contract::{FaultKind, StageSpec};
 use pp_job::{Config, Error, Job, Opened, Profile, Program, ThisRank};
 use pp_runtime::schedule::{Runnable, Schedule};

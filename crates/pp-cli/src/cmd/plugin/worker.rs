@@ -12,7 +12,7 @@ use pp_kernels::{Description, KernelSet};
 use serde::{Deserialize, Serialize};
 
 use crate::args::PluginArgs;
-use crate::env::Env;
+use pp_command::env::Env;
 use pp_job::Error;
 use pp_job::internal::{SUPERVISOR, bind_to_parent, end_now};
 

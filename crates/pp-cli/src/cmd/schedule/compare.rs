@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::plot::draw;
 use super::subject::{Decimal, Loaded};
 use crate::args::{CompareArgs, SizeArgs, Subject};
-use crate::exit::print_result;
+use pp_command::print_result;
 
 /// Schedules side by side, as `compare` prints them.
 #[derive(Serialize)]

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::subject::{Decimal, Loaded, Memory};
 use crate::args::{CheckArgs, SimulateArgs};
-use crate::exit::print_result;
+use pp_command::print_result;
 
 /// Most notes of `check`.
 const NOTES: usize = 8;

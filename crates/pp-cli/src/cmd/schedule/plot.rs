@@ -12,7 +12,7 @@ use pp_runtime::schedule::Timeline;
 
 use super::subject::Loaded;
 use crate::args::{PlotArgs, Subject};
-use crate::exit::print;
+use pp_command::print;
 
 /// Draws the schedule over simulated time.
 pub(super) fn plot(args: &PlotArgs) -> Result<(), Error> {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::need::size;
 use super::subject::{Loaded, Memory};
 use crate::args::ShowArgs;
-use crate::exit::{print, print_result};
+use pp_command::{print, print_result};
 
 /// A schedule as `show` prints it.
 #[derive(Serialize)]

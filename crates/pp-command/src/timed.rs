@@ -8,7 +8,10 @@ use pp_transport::error::TransportError;
 use pp_transport::gpu::DeviceRx;
 
 /// Runs `issue`, which issues work that reads a payload, on nothing where there is none.
-pub(crate) fn read_on<R, E: From<TransportError>>(
+///
+/// # Errors
+/// The stream takes no work, or `issue` fails.
+pub fn read_on<R, E: From<TransportError>>(
     payload: Option<&DeviceRx>,
     stream: &Stream,
     issue: impl FnOnce(DevicePtr) -> Result<R, E>,
@@ -20,13 +23,19 @@ pub(crate) fn read_on<R, E: From<TransportError>>(
 }
 
 /// Memory on the GPU, and as much on the host, to which the GPU copies from there.
-pub(crate) struct Staged {
+#[derive(Debug)]
+pub struct Staged {
     on_device: DeviceBuffer,
-    pub(crate) host: PinnedBuffer,
+    /// The memory on the host.
+    pub host: PinnedBuffer,
 }
 
 impl Staged {
-    pub(crate) fn new(stream: &Stream, bytes: usize) -> Result<Self, CudaError> {
+    /// Takes so many bytes on both, for work on this stream.
+    ///
+    /// # Errors
+    /// There is not so much memory.
+    pub fn new(stream: &Stream, bytes: usize) -> Result<Self, CudaError> {
         let staged = Self {
             on_device: DeviceBuffer::new(stream.device(), bytes)?,
             host: PinnedBuffer::new(stream.device(), bytes)?,
@@ -36,68 +45,95 @@ impl Staged {
         Ok(staged)
     }
 
-    pub(crate) fn is_used_by(&self, stream: &Stream) -> Result<(), CudaError> {
+    /// Notes that work which was issued to this stream uses both: they are freed after it.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn is_used_by(&self, stream: &Stream) -> Result<(), CudaError> {
         let host = self.host.used_by(stream);
         // Both know, also where the driver refuses one of them.
         self.on_device.used_by(stream).and(host)
     }
 
-    /// Part of the memory on the GPU.
-    pub(crate) fn part(&self, at: usize, len: usize) -> DevicePtr {
+    /// Gives a part of the memory on the GPU.
+    #[must_use]
+    pub fn part(&self, at: usize, len: usize) -> DevicePtr {
         let address = self.on_device.address() + at as u64;
         DevicePtr { address, len }
     }
 }
 
 /// Two events with a time around some work. Each makes its stream wait, 3 µs on an H200, so this is for what is seldom.
-pub(crate) struct Span {
-    pub(crate) start: Event,
-    pub(crate) end: Event,
+#[derive(Debug)]
+pub struct Span {
+    /// In front of the work.
+    pub start: Event,
+    /// Behind the work.
+    pub end: Event,
 }
 
 impl Span {
-    pub(crate) fn new(device: &Device) -> Result<Self, CudaError> {
+    /// Makes both events.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn new(device: &Device) -> Result<Self, CudaError> {
         Ok(Self {
             start: Event::timed(device)?,
             end: Event::timed(device)?,
         })
     }
 
-    /// The work to be timed has been issued.
-    pub(crate) fn close(&self, stream: &Stream) -> Result<(), CudaError> {
+    /// Ends the span: the work to be timed has been issued to this stream.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn close(&self, stream: &Stream) -> Result<(), CudaError> {
         self.end.record(stream)
     }
 
-    /// Time between the events, once both are done.
-    pub(crate) fn ns(&self) -> Result<u64, CudaError> {
+    /// Gives the nanoseconds between the events, once both are done.
+    ///
+    /// # Errors
+    /// One of them is not done, or the device failed.
+    pub fn ns(&self) -> Result<u64, CudaError> {
         self.end.elapsed_ns(&self.start)
     }
 }
 
 /// A stream whose work is timed by when the driver sees it done, which holds up nothing. Events are made once and used again.
-pub(crate) struct Timed {
-    pub(crate) stream: Stream,
+#[derive(Debug)]
+pub struct Timed {
+    /// The stream.
+    pub stream: Stream,
     free: Vec<Event>,
     /// When the last work was seen done.
     last: Option<Instant>,
 }
 
 /// Work that was issued.
+#[derive(Debug)]
 pub struct Issued {
     since: Instant,
     end: Event,
 }
 
 impl Issued {
-    /// All of the work has been issued.
-    pub(crate) fn close(&self, stream: &Stream) -> Result<(), CudaError> {
+    /// Ends the work: all of it has been issued to this stream.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn close(&self, stream: &Stream) -> Result<(), CudaError> {
         self.end.record(stream)
     }
 }
 
 impl Timed {
-    /// With events for so much work at once; more are made when they are wanted.
-    pub(crate) fn new(stream: Stream, works: usize) -> Result<Self, CudaError> {
+    /// Makes events for so much work at once; more are made when they are wanted.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn new(stream: Stream, works: usize) -> Result<Self, CudaError> {
         let make = |_| Event::new(stream.device());
         let free = (0..works).map(make).collect::<Result<_, _>>()?;
         Ok(Self {
@@ -107,8 +143,11 @@ impl Timed {
         })
     }
 
-    /// Work that is issued from here on.
-    pub(crate) fn open(&mut self) -> Result<Issued, CudaError> {
+    /// Begins work: what is issued from here on.
+    ///
+    /// # Errors
+    /// The driver refuses another event.
+    pub fn open(&mut self) -> Result<Issued, CudaError> {
         let end = match self.free.pop() {
             Some(end) => end,
             None => Event::new(self.stream.device())?,
@@ -118,12 +157,15 @@ impl Timed {
     }
 
     /// Gives up work that no caller asks for any more; its event is recorded anew behind other work.
-    pub(crate) fn forget(&mut self, work: Issued) {
+    pub fn forget(&mut self, work: Issued) {
         self.free.push(work.end);
     }
 
-    /// How far work is that was closed: the oldest that was not seen done.
-    pub(crate) fn poll(&mut self, work: Issued) -> Result<Progress<Worked, Issued>, CudaError> {
+    /// Asks how far work is that was closed: the oldest that was not seen done.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn poll(&mut self, work: Issued) -> Result<Progress<Worked, Issued>, CudaError> {
         if !work.end.is_done()? {
             return Ok(Progress::UnderWay(work));
         }

@@ -9,12 +9,12 @@ use pp_contract::{Fault, FaultKind, Rank, with_source};
 use pp_device::{CudaError, Device};
 use pp_job::{Error, ThisRank};
 use pp_kernels::{Description, KernelSet, check_device};
-pub(crate) use pp_transport::gpu::p2p::GpuBackend;
+pub use pp_transport::gpu::p2p::GpuBackend;
 use pp_transport::gpu::p2p::Way;
 use pp_transport::launch::Launcher;
 use pp_transport::nccl::{Nccl, NcclBackend, uuid_text};
 
-use crate::args::{KernelChoice, TransportChoice};
+use crate::choice::{KernelChoice, TransportChoice};
 use crate::env::Env;
 
 /// The operation of a fault while GPUs are looked for.
@@ -26,8 +26,9 @@ fn describe(gpu: &GpuBackend) -> String {
     format!("{} ({})", about.name, uuid_text(about.uuid))
 }
 
-/// What a report calls what carried the payloads of so many ranks, whose backend has this short name.
-pub(crate) fn label(name: &str, ranks: u32) -> String {
+/// Says what a report calls the carrier of the payloads of so many ranks, whose backend has this short name.
+#[must_use]
+pub fn label(name: &str, ranks: u32) -> String {
     let processes = match ranks {
         1 => "1 process".to_owned(),
         ranks => format!("{ranks} processes"),
@@ -62,15 +63,21 @@ enum Need {
 }
 
 /// Kernels and where they run.
-pub(crate) struct Choice {
-    pub(crate) kernels: KernelSet,
-    pub(crate) backend: Backend,
+#[derive(Debug)]
+pub struct Choice {
+    /// The kernels.
+    pub kernels: KernelSet,
+    /// Where their payloads lie.
+    pub backend: Backend,
     /// What was found, where the choice was left to us.
-    pub(crate) said: Option<String>,
+    pub said: Option<String>,
 }
 
 /// Refuses kernels and a transport that cannot go together on any machine.
-pub(crate) fn check(kernels: &KernelChoice, transport: TransportChoice) -> Result<(), Error> {
+///
+/// # Errors
+/// They cannot go together; with the remedy.
+pub fn check(kernels: &KernelChoice, transport: TransportChoice) -> Result<(), Error> {
     let KernelChoice::BuiltIn(set) = kernels else {
         return Ok(());
     };
@@ -89,7 +96,10 @@ pub(crate) fn check(kernels: &KernelChoice, transport: TransportChoice) -> Resul
 }
 
 /// Refuses kernels whose name is neither one of those built in nor the path of a file.
-pub(crate) fn find_plugin(kernels: &KernelChoice) -> Result<(), Error> {
+///
+/// # Errors
+/// There is no such file; with the names that there are.
+pub fn find_plugin(kernels: &KernelChoice) -> Result<(), Error> {
     let KernelChoice::File(path) = kernels else {
         return Ok(());
     };
@@ -107,7 +117,10 @@ pub(crate) fn find_plugin(kernels: &KernelChoice) -> Result<(), Error> {
 }
 
 /// Chooses kernels and transport together: both work on the same memory.
-pub(crate) fn choose(
+///
+/// # Errors
+/// There are no GPUs, or no library, for the transport; or the kernels cannot be loaded, or do not work in its memory.
+pub fn choose(
     kernels: &KernelChoice,
     transport: TransportChoice,
     this: ThisRank<'_>,

@@ -30,8 +30,9 @@ const INTERNAL: [&str; 3] = [LOSSES_FD, REPORT_FD, SUPERVISOR];
 /// How variables of the tests begin.
 const OF_TESTS: [&str; 2] = ["PP_FAKE_", "PP_TEST"];
 
-/// The section of `pp --help`.
-pub(crate) fn help() -> String {
+/// Writes the section of `pp --help`.
+#[must_use]
+pub fn help() -> String {
     let line =
         |[name, what, default]: [&str; 3]| format!("  {name:<22}{what} [default: {default}]\n");
     let lines: String = variables().map(line).collect();
@@ -52,7 +53,7 @@ impl Env {
         Self(std::env::vars_os().collect())
     }
 
-    /// A variable; `None` where it is not set.
+    /// Gives a variable; `None` where it is not set.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<OsString> {
         self.0.get(name.as_ref() as &std::ffi::OsStr).cloned()
@@ -63,18 +64,20 @@ impl Env {
         self.0.remove(name.as_ref() as &std::ffi::OsStr)
     }
 
-    /// A variable that is text.
-    pub(crate) fn text(&self, name: &str) -> Option<String> {
+    /// Gives a variable that is text; `None` where it is not set, or no text.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<String> {
         self.get(name)?.into_string().ok()
     }
 
-    /// What looks variables up.
+    /// Gives what looks variables up.
     pub fn lookup(&self) -> impl Fn(&str) -> Option<OsString> {
         |name| self.get(name)
     }
 
-    /// Names and values of the variables whose names begin like this.
-    pub(crate) fn starting_with(&self, prefix: &str) -> Vec<(String, String)> {
+    /// Gives names and values of the variables whose names begin like this.
+    #[must_use]
+    pub fn starting_with(&self, prefix: &str) -> Vec<(String, String)> {
         let named = self.0.iter().filter_map(|(name, value)| {
             let name = name.to_str().filter(|name| name.starts_with(prefix))?;
             Some((name.to_owned(), value.to_string_lossy().into_owned()))
@@ -82,14 +85,15 @@ impl Env {
         named.collect()
     }
 
-    /// The rank that a launcher or a supervisor made this process, if one did.
-    pub(crate) fn rank(&self) -> Option<Rank> {
+    /// Gives the rank that a launcher or a supervisor made this process, if one did.
+    #[must_use]
+    pub fn rank(&self) -> Option<Rank> {
         let launch = Launch::from_env(|name| self.text(name));
         launch.ok().flatten().map(|launch| launch.rank())
     }
 
     /// Notes each `PP_` variable that no code reads, once for a job: the supervisor does, or rank 0 of a launcher.
-    pub(crate) fn note_unknown(&self) {
+    pub fn note_unknown(&self) {
         if self.get(SUPERVISOR).is_some() || self.rank().is_some_and(|rank| rank.get() != 0) {
             return;
         }
@@ -135,6 +139,8 @@ mod tests {
         let mut named = BTreeSet::new();
         for part in [
             "pp-cli",
+            "pp-command",
+            "pp-video",
             "pp-job",
             "pp-transport",
             "pp-runtime",
