@@ -60,7 +60,8 @@ const NCCL: &[&str] = &[
 ];
 
 /// The program, and the crates that it is made of.
-const CLI: &[&str] = &["pp-command", "pp-video", "pp-cli", "pp-trials"];
+const CLI: &[&str] = &["pp-command", "pp-video", "pp-bench", "pp-cli", "pp-trials"];
+const BENCH: &[&str] = &["pp-bench"];
 const COMMAND: &[&str] = &["pp-command"];
 const JOB: &[&str] = &["pp-job"];
 const MESSAGES: &[&str] = &["pp-contract"];
@@ -174,13 +175,19 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "pp-video",
         allowed: None,
-        banned: &[COMMAND, PROGRAM, TESTING],
+        banned: &[COMMAND, BENCH, PROGRAM, TESTING],
         hidden: &[DEVICE, WIRE],
     },
     Layer {
         name: "pp-command",
         allowed: None,
-        banned: &[VIDEO, PROGRAM, TESTING],
+        banned: &[VIDEO, BENCH, PROGRAM, TESTING],
+        hidden: &[],
+    },
+    Layer {
+        name: "pp-bench",
+        allowed: None,
+        banned: &[PROGRAM, TESTING],
         hidden: &[],
     },
     Layer {

@@ -32,8 +32,8 @@ const UNSAFE_ALLOWED: &[&str] = &[
     // An output video in memory, which several threads fill.
     "crates/pp-video/src/sink.rs",
     // Kernels that issue to a stream.
-    "crates/pp-cli/src/bench/kernels.rs",
-    "crates/pp-cli/src/bench/on_gpu.rs",
+    "crates/pp-bench/src/bench/kernels.rs",
+    "crates/pp-bench/src/bench/on_gpu.rs",
     "crates/pp-cli/src/cmd/plugin/worker.rs",
     "crates/pp-cli/src/run/on_gpu.rs",
     // A group hands memory of the kernels to the transport.
@@ -84,6 +84,7 @@ const LIBRARIES: &[&str] = &[
     "crates/pp-transport/",
     "crates/pp-runtime/",
     "crates/pp-kernels/",
+    "crates/pp-bench/",
     "crates/pp-video/",
     "crates/pp-command/",
     "examples/",

@@ -4,12 +4,10 @@
 //! sink, and the stages that call kernels. How ranks start, meet and end together is `pp_job`.
 
 pub mod args;
-mod bench;
 mod cmd;
 mod exit;
 mod limits;
 mod log;
-mod plan;
 mod run;
 
 use std::process::ExitCode;
@@ -18,8 +16,7 @@ use anyhow::Context as _;
 use clap::{CommandFactory, FromArgMatches};
 use pp_job::Error;
 
-use crate::args::{BenchCommand, Command, PluginCommand};
-pub use crate::bench::{sharpen_timers, sleep_exactly};
+use crate::args::{Command, PluginCommand};
 pub use crate::run::{Checked, Kernels, Memory, OnGpu, OnHost, Shape, VideoJob, check};
 use pp_command::env::Env;
 
@@ -73,11 +70,8 @@ pub fn perform(command: &Command, env: &Env) -> Result<(), Error> {
     prepare(command, env)?;
     match command {
         Command::Run(args) => run::run(args, env),
-        Command::Bench(BenchCommand::Overlap(args)) => bench::overlap(args, env),
-        Command::Bench(BenchCommand::Link(args)) => bench::link(args, env),
-        Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
-        Command::Bench(BenchCommand::Video(args)) => bench::video(args),
-        Command::Plan(args) => plan::plan(args, env),
+        Command::Bench(command) => pp_bench::bench(command, env),
+        Command::Plan(args) => pp_bench::plan(args, env, |file| cmd::plugin::describe(file, env)),
         Command::Schedule(command) => cmd::schedule::perform(command),
         Command::Flight(args) => cmd::flight::flight(args),
         Command::Doctor => cmd::doctor::doctor(env),

@@ -9,7 +9,8 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime as Clock};
 
-use crate::args::{BenchCommand, Command};
+use crate::args::Command;
+use pp_bench::BenchCommand;
 use pp_command::env::Env;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];

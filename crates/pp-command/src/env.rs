@@ -138,6 +138,7 @@ mod tests {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let mut named = BTreeSet::new();
         for part in [
+            "pp-bench",
             "pp-cli",
             "pp-command",
             "pp-video",

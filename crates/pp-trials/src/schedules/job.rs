@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use pp_cli::sharpen_timers;
+use pp_bench::sharpen_timers;
 use pp_command::env::Env;
 use pp_command::whole;
 use pp_contract::{FaultKind, StageSpec};

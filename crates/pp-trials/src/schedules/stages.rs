@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use pp_cli::sleep_exactly;
+use pp_bench::sleep_exactly;
 use pp_contract::{ChunkIndex, FaultKind, Manifest};
 use pp_runtime::clock::now_ns;
 use pp_runtime::core::Cut;

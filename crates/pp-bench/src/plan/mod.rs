@@ -9,10 +9,12 @@ mod search;
 mod subject;
 
 use std::fmt;
+use std::path::Path;
 
 use pp_contract::Pipeline;
 use pp_job::Error;
 use pp_job::internal::{UNSET_LAUNCHER, say};
+use pp_kernels::Description;
 use serde::Serialize;
 
 use self::search::{Chain, Placement};
@@ -26,15 +28,22 @@ const MOST_RUN: usize = 1_000;
 /// A measured and a predicted period that differ by more than this share are worth a note.
 const FAR: f64 = 0.2;
 
-/// Measures, proposes, runs the proposal and prints.
-pub(crate) fn plan(args: &PlanArgs, env: &Env) -> Result<(), Error> {
+/// Performs `pp plan`: measures, proposes, runs the proposal and prints. `describe` says what a plugin says about itself.
+///
+/// # Errors
+/// A launcher started this process, there is nothing that can be placed, or a job that is measured fails.
+pub fn plan(
+    args: &PlanArgs,
+    env: &Env,
+    describe: impl Fn(&Path) -> Result<Description, Error>,
+) -> Result<(), Error> {
     if pp_job::internal::world(env.lookup())?.is_some() {
         return Err(Error::Usage(format!(
             "pp plan starts its own jobs on this machine, and a launcher has started this process; start it without \
              one, or {UNSET_LAUNCHER}"
         )));
     }
-    let subject = Subject::open(args, env)?;
+    let subject = Subject::open(args, describe)?;
     let placements = |parts| search::all(subject.count(parts), args.ranks, MOST_RUN);
     let all: Option<Vec<_>> = (1..=subject.most_parts()).map(placements).collect();
     let is_too_many = all

@@ -11,15 +11,13 @@ use anyhow::Context as _;
 use pp_contract::FaultKind;
 use pp_contract::pipeline::MAX_STAGES;
 use pp_job::Error;
-use pp_kernels::{Chroma, KernelSet, StageInfo, StageKind};
+use pp_kernels::{Chroma, Description, KernelSet, StageInfo, StageKind};
 use pp_transport::host::memory::available_bytes;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::Value;
 
 use crate::args::PlanArgs;
-use crate::cmd::plugin;
 use pp_command::backend;
-use pp_command::env::Env;
 use pp_command::{KernelChoice, TransportChoice};
 
 /// Parts of a stage that are tried, unless there are more ranks.
@@ -53,7 +51,10 @@ pub(super) struct Seen {
 impl<'a> Subject<'a> {
     /// # Errors
     /// There is nothing that can be run.
-    pub(super) fn open(args: &'a PlanArgs, env: &Env) -> Result<Self, Error> {
+    pub(super) fn open(
+        args: &'a PlanArgs,
+        describe: impl Fn(&Path) -> Result<Description, Error>,
+    ) -> Result<Self, Error> {
         let stages = match &args.stages {
             Some(ms) if ms.len() < 2 => {
                 let what = "a pipeline has a source and a sink; give two lengths or more";
@@ -70,7 +71,7 @@ impl<'a> Subject<'a> {
                 return Err(Error::Usage(what.into()));
             }
             Some(ms) => Stages::Given(ms),
-            None => Stages::Film(stages_of(&args.kernels, env)?, Clip::open(args)?),
+            None => Stages::Film(stages_of(&args.kernels, describe)?, Clip::open(args)?),
         };
         Ok(Self { args, stages })
     }
@@ -268,14 +269,17 @@ fn job(command: &mut Command) -> Result<Value, Error> {
 }
 
 /// The stages of these kernels.
-fn stages_of(kernels: &str, env: &Env) -> Result<Vec<StageInfo>, Error> {
+fn stages_of(
+    kernels: &str,
+    describe: impl Fn(&Path) -> Result<Description, Error>,
+) -> Result<Vec<StageInfo>, Error> {
     let Ok(choice) = kernels.parse();
     backend::find_plugin(&choice)?;
     let about = match choice {
         // All that are built in have the same stages.
         KernelChoice::Auto => KernelSet::for_host().describe().clone(),
         KernelChoice::BuiltIn(set) => set.describe().clone(),
-        KernelChoice::File(path) => plugin::describe(&path, env)?,
+        KernelChoice::File(path) => describe(&path)?,
     };
     Ok(about.stages)
 }
