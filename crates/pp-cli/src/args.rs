@@ -7,15 +7,14 @@ use std::str::FromStr;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
+use pp_bench::{BenchCommand, PlanArgs};
+use pp_command::{KernelChoice, TransportChoice, plugin_arg, print, whole};
 use pp_contract::Pipeline;
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
 use pp_job::Error;
 use pp_job::output::stdout;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
-
-use pp_bench::{BenchCommand, PlanArgs};
-use pp_command::{KernelChoice, TransportChoice, plugin_arg, print, whole};
 
 mod plugin;
 mod schedule;

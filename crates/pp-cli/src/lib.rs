@@ -14,11 +14,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory, FromArgMatches};
+use pp_command::env::Env;
 use pp_job::Error;
 
 use crate::args::{Command, PluginCommand};
 pub use crate::run::{Checked, Kernels, Memory, OnGpu, OnHost, Shape, VideoJob, check};
-use pp_command::env::Env;
 
 #[global_allocator]
 static ALLOCATOR: limits::Allocator = limits::Allocator;

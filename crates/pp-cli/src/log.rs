@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io::IsTerminal as _;
 
+use pp_bench::BenchCommand;
+use pp_command::env::Env;
 use pp_contract::Rank;
 use pp_job::Error;
 use tracing_subscriber::EnvFilter;
@@ -10,8 +12,6 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime as Clock};
 
 use crate::args::Command;
-use pp_bench::BenchCommand;
-use pp_command::env::Env;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 

@@ -14,8 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pp_command::print;
-use pp_command::whole;
+use pp_command::{print, whole};
 use pp_contract::{Pipeline, Rank};
 use pp_job::Error;
 use pp_testing::Random;

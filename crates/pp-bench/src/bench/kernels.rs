@@ -1,5 +1,6 @@
 //! `pp bench kernels`: what the CUDA kernels reach on the first GPU, beside what the GPU can do.
 
+use pp_command::print_result;
 use pp_contract::{Fault, FaultKind, Rank, with_source};
 use pp_device::{Device, Stream};
 use pp_kernels::measure::{self, Case, Ceilings, Figure};
@@ -7,7 +8,6 @@ use pp_kernels::{Chroma, KernelSet};
 use serde::Serialize;
 
 use crate::args::KernelsArgs;
-use pp_command::print_result;
 use pp_job::Error;
 
 /// One call of the kernels.

@@ -8,6 +8,8 @@
 use std::convert::Infallible;
 use std::fmt::Debug;
 
+use pp_command::env::Env;
+use pp_command::{TransportChoice, backend, print_result};
 use pp_contract::{ChunkIndex, Manifest, Rank};
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program};
 use pp_runtime::core::Cut;
@@ -21,10 +23,6 @@ use serde::Serialize;
 
 use super::plan::{BenchPlan, SOURCE, payload};
 use crate::args::LinkArgs;
-use pp_command::TransportChoice;
-use pp_command::backend;
-use pp_command::env::Env;
-use pp_command::print_result;
 
 /// Payload sizes: a word, a page, small, middle, the activations of a video model, and large.
 const SIZES: [u64; 7] = [4, 4096, 65_536, 1 << 20, 22_118_400, 64 << 20, 1 << 30];

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use pp_command::timed::{Issued, Timed, read_on};
 use pp_contract::{ChunkIndex, FaultKind, Manifest, with_source};
 use pp_device::{CudaError, Device, Stream};
 use pp_kernels::synthetic::{Calibration, Kind, Work};
@@ -16,7 +17,6 @@ use pp_transport::gpu::{DeviceRx, DeviceTx};
 use super::against::Payloads;
 use super::plan::BenchPlan;
 use crate::args::Simulate;
-use pp_command::timed::{Issued, Timed, read_on};
 
 fn device(e: CudaError) -> StageError {
     StageError::new(FaultKind::Device, "simulate work", with_source(&e))

@@ -4,19 +4,18 @@ use std::path::Path;
 use std::time::Instant;
 
 use crossbeam_channel::bounded;
-use serde::Serialize;
-
-use crate::args::VideoArgs;
 use pp_command::print_result;
-use pp_job::Error;
-use pp_job::output::one_file_each;
-use pp_video::InputError;
 use pp_video::buffer::Buffer;
 use pp_video::header::Header;
 use pp_video::sink::{Sink, SinkOptions};
 use pp_video::source::{Chunk, Polled, Source, SourceOptions};
 use pp_video::y4m::Reader;
-use pp_video::{QUEUE, io_threads};
+use pp_video::{InputError, QUEUE, io_threads};
+use serde::Serialize;
+
+use crate::args::VideoArgs;
+use pp_job::Error;
+use pp_job::output::one_file_each;
 
 /// Rates of one side over all runs, in GB/s of frames.
 #[derive(Serialize)]

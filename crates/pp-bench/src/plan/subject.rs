@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
+use pp_command::{KernelChoice, TransportChoice, backend};
 use pp_contract::FaultKind;
 use pp_contract::pipeline::MAX_STAGES;
 use pp_job::Error;
@@ -17,8 +18,6 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::Value;
 
 use crate::args::PlanArgs;
-use pp_command::backend;
-use pp_command::{KernelChoice, TransportChoice};
 
 /// Parts of a stage that are tried, unless there are more ranks.
 const PARTS: u32 = 8;

@@ -6,10 +6,9 @@ use std::str::FromStr;
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use pp_command::whole;
 use pp_job::output::is_stdout;
 use pp_runtime::schedule::{Kind, PerStage};
-
-use pp_command::whole;
 
 /// The largest cost, and the most bytes.
 const MOST: u64 = 1_000_000_000_000;

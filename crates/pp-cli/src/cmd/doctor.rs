@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use pp_command::env::Env;
+use pp_command::print;
 use pp_contract::Rank;
 use pp_contract::{VideoPlan, WIRE_VERSION, plan_digest, with_source};
 use pp_device::{Device, Reach};
@@ -12,8 +14,6 @@ use pp_transport::host::{EdgeShape, Host};
 use pp_transport::launch::Launch;
 use pp_transport::nccl::{Nccl, uuid_text};
 
-use pp_command::env::Env;
-use pp_command::print;
 use pp_job::Error;
 
 /// How a finding is marked.

@@ -1,11 +1,11 @@
 //! `pp flight`: what the ranks of a job did last.
 
+use pp_command::print_result;
 use pp_contract::FaultKind;
 use pp_job::Error;
 use pp_job::internal::Analysis;
 
 use crate::args::FlightArgs;
-use pp_command::print_result;
 use pp_job::output::{one_file_each, write_file};
 
 /// Reads the files, and says what they say together.

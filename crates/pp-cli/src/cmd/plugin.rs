@@ -18,14 +18,14 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use pp_command::env::Env;
+use pp_command::print;
 use pp_contract::FaultKind;
 use pp_kernels::Description;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::args::{PluginArgs, check_plugin_args};
-use pp_command::env::Env;
-use pp_command::print;
 use pp_job::Error;
 use pp_job::internal::{SUPERVISOR, stuck_after};
 use worker::Word;

@@ -6,10 +6,10 @@ mod plot;
 mod show;
 mod subject;
 
+use pp_command::print;
 use pp_job::Error;
 
 use crate::args::ScheduleCommand;
-use pp_command::print;
 
 /// The schedules, their names in PyTorch, what they do, and the sizes that they take.
 const LIST: &str = "\

@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use pp_command::print;
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_job::Error;
 use serde::Deserialize;
-
-use pp_command::print;
 
 /// What is looked at in a report.
 #[derive(Deserialize)]

@@ -10,10 +10,10 @@ use std::rc::Rc;
 
 use pp_contract::{ChunkIndex, FaultKind};
 use pp_runtime::stage::{StageError, StageResult};
-
-use super::shape::Shape;
 use pp_video::psnr::LumaPsnr;
 use pp_video::y4m::Reader;
+
+use super::shape::Shape;
 
 /// Clean frames of the chunks that are under way.
 #[derive(Debug, Default)]

@@ -5,13 +5,13 @@
 
 use std::error::Error;
 
+use pp_command::timed::{Span, Staged};
 use pp_contract::{Digests, FaultKind, MAX_TENSORS, Manifest, with_source};
 use pp_device::{CudaError, DevicePtr, Stream};
 use pp_kernels::{DeviceDigests, DeviceTensor};
 use pp_runtime::stage::{StageError, StageResult};
 use pp_transport::gpu::{DeviceRx, DeviceTx};
 
-use pp_command::timed::{Span, Staged};
 use pp_runtime::drift::{DigestPair, Digester};
 
 /// Bytes of the digests of one payload, at the most.

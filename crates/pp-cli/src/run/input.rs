@@ -2,21 +2,20 @@
 
 use std::path::PathBuf;
 
+use pp_command::KernelChoice;
+use pp_command::env::Env;
 use pp_contract::{Fault, FaultKind, Pipeline};
 use pp_job::internal::say;
 use pp_job::output::{can_be_created, one_file_each};
 use pp_job::{Config, Error};
 use pp_kernels::SessionConfig;
 use pp_transport::host::memory::available_bytes;
+use pp_video::header::Header;
+use pp_video::{QUEUE, io_threads, y4m};
 
 use crate::args::RunArgs;
 use crate::limits;
-use pp_command::KernelChoice;
-use pp_command::env::Env;
 use pp_job::RANK_0;
-use pp_video::header::Header;
-use pp_video::y4m;
-use pp_video::{QUEUE, io_threads};
 
 /// Opens the input and reads what it says of its frames.
 pub(super) fn open(args: &RunArgs, pipeline: &Pipeline, depth: u32) -> Result<y4m::Reader, Error> {

@@ -23,6 +23,9 @@ use std::cell::RefCell;
 use std::io::IsTerminal as _;
 use std::rc::Rc;
 
+use pp_command::KernelChoice;
+use pp_command::backend::{self, Backend};
+use pp_command::env::Env;
 use pp_contract::{Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
 use pp_job::internal::{check_world, say, say_aside, signal_name};
 use pp_job::output::Shown;
@@ -47,9 +50,6 @@ use self::sink::VideoSink;
 use self::source::{Settings, VideoSource};
 use crate::args::{RunArgs, check_plugin_args};
 use crate::cmd::plugin;
-use pp_command::KernelChoice;
-use pp_command::backend::{self, Backend};
-use pp_command::env::Env;
 
 /// A command line that can be run.
 #[derive(Clone, Debug)]

@@ -2,11 +2,10 @@
 
 use pp_contract::{FaultKind, MAX_NOTE_BYTES, Rank, Seal};
 use pp_runtime::stage::{StageError, StageResult};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-
 use pp_video::psnr::LumaPsnr;
 use pp_video::y4m::Params;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 /// From the source to the sink. The stages between read how many frames there are.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

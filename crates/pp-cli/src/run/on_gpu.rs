@@ -5,6 +5,7 @@
 //! once an event behind the GPU's last use is done. Nothing
 //! waits for the device, and the host copies no frame.
 
+use pp_command::timed::{Issued, Staged, Timed, read_on};
 use pp_contract::{FaultKind, Manifest, VideoPlanParts};
 use pp_device::{CudaError, Device, DevicePtr, PinnedBuffer, Stream};
 use pp_kernels::{
@@ -14,15 +15,14 @@ use pp_kernels::{
 use pp_runtime::stage::{Progress, StageError, StageResult};
 use pp_transport::gpu::{DeviceRx, DeviceTx};
 use pp_transport::nccl::Communicator;
+use pp_video::buffer::{Buffer, FrameMemory};
+use pp_video::estimates;
 
 use super::digests::GpuDigester;
 use super::group::OfGpu;
 use super::kernels::{
     Encoded, Frames, Generated, Geometry, Kernels, Memory, Opening, failed, internal,
 };
-use pp_command::timed::{Issued, Staged, Timed, read_on};
-use pp_video::buffer::{Buffer, FrameMemory};
-use pp_video::estimates;
 
 fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
     failed(FaultKind::Device, operation)

@@ -9,13 +9,13 @@ use pp_kernels::{
 use pp_runtime::drift::HostDigester;
 use pp_runtime::stage::{Progress, StageResult};
 use pp_transport::host::{HostGroup, RxLease, TxLease};
+use pp_video::buffer::Buffer;
+use pp_video::estimates;
 
 use super::group::OfHost;
 use super::kernels::{
     Encoded, Frames, Generated, Geometry, Kernels, Memory, Opening, failed, internal,
 };
-use pp_video::buffer::Buffer;
-use pp_video::estimates;
 
 /// The memory of this machine.
 pub struct OnHost;

@@ -4,16 +4,16 @@ use std::fs::File;
 use std::io::Read as _;
 
 use anyhow::Context as _;
+use pp_command::KernelChoice;
 use pp_contract::{Digest, FaultKind};
 use pp_job::Error;
 use pp_kernels::{Description, SessionConfig, guard};
 use pp_runtime::drift::{Digester, Verify};
 use pp_runtime::stage::StageResult;
+use pp_video::buffer::{Buffer, FrameMemory};
 
 use super::kernels::Geometry;
 use crate::args::{RunArgs, Strength};
-use pp_command::KernelChoice;
-use pp_video::buffer::{Buffer, FrameMemory};
 
 /// Whose fault it is when kernels on a device fail: a file's, or, for our own, the device's.
 pub(super) fn blame(kernels: &KernelChoice) -> FaultKind {

@@ -4,10 +4,10 @@
 //! [`Shape`] was checked as that of a file is.
 
 use pp_kernels::SessionConfig;
+use pp_video::header::{Header, MAX_HEADER_BYTES};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::kernels::Geometry;
-use pp_video::header::{Header, MAX_HEADER_BYTES};
 
 /// The header of the clip.
 #[derive(Clone, Debug, PartialEq, Eq)]

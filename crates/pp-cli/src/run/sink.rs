@@ -6,6 +6,10 @@ use pp_kernels::FrameGeometry;
 use pp_runtime::drift::{Check, Digester, Verifier};
 use pp_runtime::stage::{Chunk, Progress, Sink, StageError, StageResult, Taken};
 use pp_transport::bell::Bell;
+use pp_video::buffer::Buffer;
+use pp_video::sink::{Sink as Output, SinkOptions};
+use pp_video::y4m::Params;
+use pp_video::{QUEUE, io_threads};
 
 use super::clean::CleanFrames;
 use super::kernels::{Frames, Geometry, Kernels};
@@ -13,10 +17,6 @@ use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::shape::Shape;
 use crate::args::RunArgs;
-use pp_video::buffer::Buffer;
-use pp_video::sink::{Sink as Output, SinkOptions};
-use pp_video::y4m::Params;
-use pp_video::{QUEUE, io_threads};
 
 type Ticket<D> = <<D as Kernels>::Digester as Digester>::Ticket;
 

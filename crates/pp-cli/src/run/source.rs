@@ -11,6 +11,13 @@ use pp_runtime::stage::{
     Built, Offer, Place, Progress, RetainedPayloads, Source, StageError, StageResult,
 };
 use pp_transport::bell::Bell;
+use pp_video::estimates::Estimates;
+use pp_video::header::Header;
+use pp_video::noise::Noise;
+use pp_video::psnr::LumaPsnr;
+use pp_video::source::{Chunk, Polled, Source as Frames, SourceOptions};
+use pp_video::y4m::Reader;
+use pp_video::{InputError, QUEUE, io_threads};
 
 use super::again::compose_again;
 use super::clean::Shelf;
@@ -20,13 +27,6 @@ use super::open::buffers;
 use super::progress::FrameProgress;
 use crate::args::{CutChoice, RunArgs};
 use pp_job::RANK_0;
-use pp_video::estimates::Estimates;
-use pp_video::header::Header;
-use pp_video::noise::Noise;
-use pp_video::psnr::LumaPsnr;
-use pp_video::source::{Chunk, Polled, Source as Frames, SourceOptions};
-use pp_video::y4m::Reader;
-use pp_video::{InputError, QUEUE, io_threads};
 
 type Ticket<E> = <<E as Kernels>::Digester as Digester>::Ticket;
 

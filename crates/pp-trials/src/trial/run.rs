@@ -5,8 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
-use pp_command::print;
-use pp_command::whole;
+use pp_command::{print, whole};
 use pp_contract::FaultKind;
 use pp_job::Error;
 use serde::Serialize;

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::mem::ManuallyDrop;
 
 use anyhow::Context;
+use pp_command::env::Env;
 use pp_contract::with_source;
 use pp_device::{Device, Stream};
 use pp_kernels::check::{CHECKS, Subject};
@@ -12,7 +13,6 @@ use pp_kernels::{Description, KernelSet};
 use serde::{Deserialize, Serialize};
 
 use crate::args::PluginArgs;
-use pp_command::env::Env;
 use pp_job::Error;
 use pp_job::internal::{SUPERVISOR, bind_to_parent, end_now};
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use pp_command::print_result;
 use pp_job::Error;
 use pp_runtime::schedule::{Costs, Kind, Limits, PerStage, TICKS, Timeline};
 use serde::Serialize;
@@ -9,7 +10,6 @@ use serde::Serialize;
 use super::plot::draw;
 use super::subject::{Decimal, Loaded};
 use crate::args::{CompareArgs, SizeArgs, Subject};
-use pp_command::print_result;
 
 /// Schedules side by side, as `compare` prints them.
 #[derive(Serialize)]

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
+use pp_command::print_result;
 use pp_job::Error;
 use pp_runtime::schedule::{Crossing, Limits, Timeline};
 use serde::Serialize;
 
 use super::subject::{Decimal, Loaded, Memory};
 use crate::args::{CheckArgs, SimulateArgs};
-use pp_command::print_result;
 
 /// Most notes of `check`.
 const NOTES: usize = 8;

@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::slice;
 
+use pp_command::print;
 use pp_contract::FaultKind;
 use pp_job::Error;
 use pp_job::output::{is_stdout, one_file_each, write_file};
@@ -12,7 +13,6 @@ use pp_runtime::schedule::Timeline;
 
 use super::subject::Loaded;
 use crate::args::{PlotArgs, Subject};
-use pp_command::print;
 
 /// Draws the schedule over simulated time.
 pub(super) fn plot(args: &PlotArgs) -> Result<(), Error> {

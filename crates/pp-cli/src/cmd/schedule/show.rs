@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use pp_command::{print, print_result};
 use pp_job::Error;
 use pp_runtime::schedule::{Costs, Limits, Schedule, Step};
 use serde::Serialize;
@@ -9,7 +10,6 @@ use serde::Serialize;
 use super::need::size;
 use super::subject::{Loaded, Memory};
 use crate::args::ShowArgs;
-use pp_command::{print, print_result};
 
 /// A schedule as `show` prints it.
 #[derive(Serialize)]
