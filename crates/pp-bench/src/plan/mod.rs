@@ -11,6 +11,8 @@ mod subject;
 use std::fmt;
 use std::path::Path;
 
+use pp_command::env::Env;
+use pp_command::print_result;
 use pp_contract::Pipeline;
 use pp_job::Error;
 use pp_job::internal::{UNSET_LAUNCHER, say};
@@ -20,8 +22,6 @@ use serde::Serialize;
 use self::search::{Chain, Placement};
 use self::subject::{Seen, Subject};
 use crate::args::PlanArgs;
-use pp_command::env::Env;
-use pp_command::print_result;
 
 /// The most placements that `--all` runs.
 const MOST_RUN: usize = 1_000;
@@ -44,94 +44,38 @@ pub fn plan(
         )));
     }
     let subject = Subject::open(args, describe)?;
-    let placements = |parts| search::all(subject.count(parts), args.ranks, MOST_RUN);
-    let all: Option<Vec<_>> = (1..=subject.most_parts()).map(placements).collect();
-    let is_too_many = all
-        .as_ref()
-        .is_none_or(|all| all.iter().map(Vec::len).sum::<usize>() > MOST_RUN);
-    if args.all && is_too_many {
-        let what = "lower --ranks or --denoise-steps, give fewer --stages, or leave --all out";
-        return Err(Error::Usage(format!(
-            "--all: there are more than {MOST_RUN} placements on {} ranks; {what}",
-            args.ranks
-        )));
-    }
-
-    let parts: Vec<u32> = (1..=subject.most_parts()).collect();
+    let all = every_placement(args, &subject)?;
+    let parts = 1..=subject.most_parts();
     let on_one_rank: Vec<String> = parts
-        .iter()
-        .map(|parts| subject.text(*parts, &vec![0; subject.count(*parts)]))
+        .map(|parts| subject.text(parts, &vec![0; subject.count(parts)]))
         .collect();
     let alone = runs(args, &subject, &on_one_rank)?;
-    let first = &alone[0];
-    let (bytes, is_on_host) = (first.bytes, first.is_on_host);
-    let [edge_ms, link_ms] = match args.ranks {
+    let (bytes, is_on_host) = (alone[0].bytes, alone[0].is_on_host);
+    let edge = match args.ranks {
         1 => [0.0; 2],
         _ => subject.edge_ms(bytes, is_on_host)?,
     };
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    let chains: Vec<Chain> = parts
-        .iter()
+    let chains: Vec<Chain> = (1..)
         .zip(&alone)
-        .map(|(parts, seen)| {
-            let busy = subject.cores(*parts, cores);
-            let busy_ms: f64 = seen
-                .work_ms
-                .iter()
-                .zip(busy)
-                .map(|(ms, of)| ms * f64::from(of))
-                .sum();
-            Chain {
-                work_ms: seen.work_ms.clone(),
-                edge_ms,
-                link_ms,
-                least_ms: if is_on_host {
-                    busy_ms / f64::from(cores)
-                } else {
-                    0.0
-                },
-            }
-        })
+        .map(|(parts, seen)| chain(seen, edge, subject.cores(parts, cores), cores))
         .collect();
 
-    let proposals = chains
-        .iter()
-        .zip(&parts)
-        .map(|(chain, parts)| (*parts, chain.place(args.ranks)));
-    let best = proposals.reduce(|best, other| {
-        if other.1.is_better_than(&best.1) {
-            other
-        } else {
-            best
-        }
-    });
-    let (parts_of_best, best) = best.expect("there is one part at least");
-    let predicted = |parts, placed: &Placement| {
-        let text = subject.text(parts, &placed.ranks);
+    let best = best(&chains, args.ranks);
+    let predicted = |(parts, placed): &(u32, Placement)| {
+        let text = subject.text(*parts, &placed.ranks);
         (text, Some(placed.period_ms))
     };
-    let mut candidates = vec![predicted(parts_of_best, &best)];
+    let mut candidates = vec![predicted(&best)];
     let groups = subject.groups();
     candidates.extend(groups.into_iter().map(|text| (text, None)));
     let proposable = candidates.len();
-    for (at, placements) in all.into_iter().flatten().enumerate().filter(|_| args.all) {
-        for ranks in placements {
-            let placed = chains[at].on(ranks);
-            if (parts[at], &placed) != (parts_of_best, &best) {
-                candidates.push(predicted(parts[at], &placed));
-            }
-        }
+    for ((parts, chain), placements) in (1..).zip(&chains).zip(all) {
+        let placed = placements.into_iter().map(|ranks| (parts, chain.on(ranks)));
+        let others = placed.filter(|placed| *placed != best);
+        candidates.extend(others.map(|placed| predicted(&placed)));
     }
-    let texts: Vec<String> = candidates.iter().map(|(text, _)| text.clone()).collect();
-    let seen = runs(args, &subject, &texts)?;
-    let outcomes = candidates.into_iter().zip(&seen);
-    let mut placements: Vec<Outcome> = outcomes
-        .map(|((pipeline, predicted_ms), seen)| Outcome {
-            pipeline,
-            predicted_ms,
-            measured_ms: seen.period_ms,
-        })
-        .collect();
+    let mut placements = outcomes(args, &subject, candidates)?;
     if let Some(note) = placements[0].note() {
         say(note);
     }
@@ -147,8 +91,8 @@ pub fn plan(
         on_host: is_on_host,
         cores_of_a_stage: subject.cores(1, cores).into_iter().max().unwrap_or(1),
         bytes,
-        edge_us: edge_ms * 1e3,
-        link_us: link_ms * 1e3,
+        edge_us: edge[0] * 1e3,
+        link_us: edge[1] * 1e3,
         over_predicted: proposal.over_predicted(),
         over_best: args
             .all
@@ -163,6 +107,70 @@ pub fn plan(
         placements: if args.all { placements } else { Vec::new() },
     };
     print_result(&report, args.json)
+}
+
+/// With `--all`, gives every placement for each number of parts.
+///
+/// # Errors
+/// There are too many to run.
+fn every_placement(args: &PlanArgs, subject: &Subject<'_>) -> Result<Vec<Vec<Vec<u32>>>, Error> {
+    if !args.all {
+        return Ok(Vec::new());
+    }
+    let placements = |parts| search::all(subject.count(parts), args.ranks, MOST_RUN);
+    let all: Option<Vec<_>> = (1..=subject.most_parts()).map(placements).collect();
+    let all = all.filter(|all| all.iter().map(Vec::len).sum::<usize>() <= MOST_RUN);
+    all.ok_or_else(|| {
+        let what = "lower --ranks or --denoise-steps, give fewer --stages, or leave --all out";
+        Error::Usage(format!(
+            "--all: there are more than {MOST_RUN} placements on {} ranks; {what}",
+            args.ranks
+        ))
+    })
+}
+
+/// Makes a chain of stages that were seen on one rank, and of which each keeps so many of all `cores` busy.
+fn chain(seen: &Seen, [edge_ms, link_ms]: [f64; 2], busy: Vec<u32>, cores: u32) -> Chain {
+    let busy = seen.work_ms.iter().zip(busy);
+    let busy_ms: f64 = busy.map(|(ms, of)| ms * f64::from(of)).sum();
+    Chain {
+        work_ms: seen.work_ms.clone(),
+        edge_ms,
+        link_ms,
+        least_ms: match seen.is_on_host {
+            true => busy_ms / f64::from(cores),
+            false => 0.0,
+        },
+    }
+}
+
+/// Finds the number of parts and the placement that are to have the shortest period; the chains have 1, 2, 3 ... parts.
+fn best(chains: &[Chain], most_ranks: u32) -> (u32, Placement) {
+    let placed = (1..)
+        .zip(chains)
+        .map(|(parts, chain)| (parts, chain.place(most_ranks)));
+    let best = placed.reduce(|best, other| match other.1.is_better_than(&best.1) {
+        true => other,
+        false => best,
+    });
+    best.expect("there is one part at least")
+}
+
+/// Runs pipelines, each with its predicted period where there is one.
+fn outcomes(
+    args: &PlanArgs,
+    subject: &Subject<'_>,
+    candidates: Vec<(String, Option<f64>)>,
+) -> Result<Vec<Outcome>, Error> {
+    let texts: Vec<String> = candidates.iter().map(|(text, _)| text.clone()).collect();
+    let seen = runs(args, subject, &texts)?;
+    let outcomes = candidates.into_iter().zip(seen);
+    let outcome = |((pipeline, predicted_ms), seen): (_, Seen)| Outcome {
+        pipeline,
+        predicted_ms,
+        measured_ms: seen.period_ms,
+    };
+    Ok(outcomes.map(outcome).collect())
 }
 
 /// Runs each pipeline once a round, so that a change of the machine's state meets all of them. Gives the medians.

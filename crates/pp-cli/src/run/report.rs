@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::ValueEnum as _;
+use pp_command::{print, write_pictures};
 use pp_contract::Pipeline;
+use pp_video::estimates::Estimates;
 
 use pp_runtime::report::{Count, Measures, Restart, View, default_warm_up, write_json, write_text};
 use rustix::system::uname;
@@ -17,10 +19,8 @@ use serde_json::Value;
 use super::kernels::Kernels;
 use super::source::VideoSource;
 use crate::args::{RunArgs, Strength};
-use pp_command::{print, write_pictures};
 use pp_job::output::{is_stdout, write_file};
 use pp_job::{Error, Finished};
-use pp_video::estimates::Estimates;
 
 /// What was run, and what the report calls its parts.
 pub(super) struct Labels<'a> {
@@ -207,13 +207,8 @@ fn summary<E: Kernels>(
     has_stored: bool,
 ) -> Result<String, Error> {
     let (job, header, finished) = (about.job, &about.source.header, about.finished);
-    let (args, made) = (job.args, &about.source.made);
-    let size = match (made.width, made.height) == (header.width(), header.height()) {
-        true => String::new(),
-        false => format!(" of {}x{}", made.width, made.height),
-    };
     let mut out = Vec::new();
-    let input = match args.input.display().to_string() {
+    let input = match job.args.input.display().to_string() {
         input if input == "-" => "standard input".into(),
         path => path,
     };
@@ -259,28 +254,37 @@ fn summary<E: Kernels>(
             writeln!(out, "{verified}")?;
         }
         write_text(out, measures)?;
-        let files = [
-            ("video", &args.output),
-            ("report", &args.report),
-            ("trace", &args.trace),
-            ("timeline", &args.timeline),
-        ];
-        for (what, path) in files
-            .into_iter()
-            .filter(|(what, _)| has_stored || *what == "video")
-        {
-            if let Some(path) = path.as_ref().filter(|p| !is_stdout(p)) {
-                let count = match what {
-                    "video" => format!(" ({}{size})", Count(made.frames, "frame")),
-                    _ => String::new(),
-                };
-                writeln!(out, "{what:>9}: {}{count}", path.display())?;
-            }
-        }
-        Ok(())
+        write_files(out, about, has_stored)
     };
     write(&mut out).map_err(anyhow::Error::new)?;
     Ok(String::from_utf8(out).map_err(anyhow::Error::new)?)
+}
+
+/// Names the files that were written: the video, and the others if all of them were.
+fn write_files<E: Kernels>(
+    out: &mut Vec<u8>,
+    about: &About<'_, E>,
+    has_stored: bool,
+) -> std::io::Result<()> {
+    let (args, made, header) = (about.job.args, &about.source.made, &about.source.header);
+    let size = match (made.width, made.height) == (header.width(), header.height()) {
+        true => String::new(),
+        false => format!(" of {}x{}", made.width, made.height),
+    };
+    let frames = format!(" ({}{size})", Count(made.frames, "frame"));
+    let files = [
+        ("video", &args.output, &*frames),
+        ("report", &args.report, ""),
+        ("trace", &args.trace, ""),
+        ("timeline", &args.timeline, ""),
+    ];
+    let known = if has_stored { files.len() } else { 1 };
+    for (what, path, count) in &files[..known] {
+        if let Some(path) = path.as_ref().filter(|p| !is_stdout(p)) {
+            writeln!(out, "{what:>9}: {}{count}", path.display())?;
+        }
+    }
+    Ok(())
 }
 
 /// Where there are no decibels, the clip and the clean one are identical.

@@ -75,82 +75,67 @@ fn what_cannot_be_asked_for_ends_with_2_and_what_cannot_be_read_with_4() {
     let picture = folder.write("good.svg", b"0F0,0B0\n");
     let picture = picture.to_str().unwrap();
     let missing = folder.file("missing.csv");
-    let cases: [(&[&str], i32, &[&str]); 14] = [
-        (&["show", "1f1b"], 2, &["1f1b", "--ranks", "--microbatches"]),
+    let missing = missing.to_str().unwrap();
+    let cases: [(&[&str], &str, &[&str]); 14] = [
         (
-            &["simulate", "dualpipe", "--ranks", "4"],
-            2,
+            &["show", "1f1b"],
+            "",
+            &["1f1b", "--ranks", "--microbatches"],
+        ),
+        (
+            &["simulate", "dualpipe"],
+            "--ranks 4",
             &["dualpipe: no schedule of that name; did you mean dualpipe-v?"],
         ),
-        (&["show", "hanayo"], 2, &["hanayo: ", "gpipe", "dualpipe-v"]),
         (
-            &["check", file, "--ranks", "2"],
-            2,
-            &["--ranks", "leave out"],
+            &["show", "hanayo"],
+            "",
+            &["hanayo: ", "gpipe", "dualpipe-v"],
         ),
+        (&["check", file], "--ranks 2", &["--ranks", "leave out"]),
         (
-            &[
-                "show",
-                "interleaved",
-                "--ranks",
-                "4",
-                "--stages-per-rank",
-                "2",
-                "--microbatches",
-                "9",
-            ],
-            2,
+            &["show", "interleaved"],
+            "--ranks 4 --stages-per-rank 2 --microbatches 9",
             &["8", "10"],
         ),
         (
-            &[
-                "show",
-                "zb-h1",
-                "--ranks",
-                "4",
-                "--stages-per-rank",
-                "2",
-                "--microbatches",
-                "8",
-            ],
-            2,
+            &["show", "zb-h1"],
+            "--ranks 4 --stages-per-rank 2 --microbatches 8",
             &["zb-h1"],
         ),
         (
-            &["show", "dualpipe-v", "--ranks", "4", "--microbatches", "7"],
-            2,
+            &["show", "dualpipe-v"],
+            "--ranks 4 --microbatches 7",
             &["8"],
         ),
-        (&["simulate", file, "--weight", "-1"], 2, &["--weight -1"]),
+        (&["simulate", file], "--weight -1", &["--weight -1"]),
         (
-            &["check", file, "--activation-bytes", "1.5"],
-            2,
+            &["check", file],
+            "--activation-bytes 1.5",
             &["--activation-bytes 1.5"],
         ),
-        (
-            &["plot", file, "--input", "0.1234567"],
-            2,
-            &["--input 0.1234567"],
-        ),
-        (
-            &["plot", file, "--forward", "1,2"],
-            2,
-            &["2 numbers", "1 stages"],
-        ),
+        (&["plot", file], "--input 0.1234567", &["--input 0.1234567"]),
+        (&["plot", file], "--forward 1,2", &["2 numbers", "1 stages"]),
         (
             &["plot", picture, "--output", picture],
-            2,
+            "",
             &["FILE.csv", "--output"],
         ),
         (
-            &["plot", file, "--output", "mine.png"],
-            2,
+            &["plot", file],
+            "--output mine.png",
             &["--output mine.png", ".svg"],
         ),
-        (&["check", missing.to_str().unwrap()], 4, &["missing.csv"]),
+        (&["check", missing], "", &["missing.csv"]),
     ];
-    for (args, code, words) in cases {
-        schedule(args).failed(code, words);
+    for (args, options, words) in cases {
+        let args: Vec<&str> = args
+            .iter()
+            .copied()
+            .chain(options.split_whitespace())
+            .collect();
+        let code = if args[1] == missing { 4 } else { 2 };
+        schedule(&args).failed(code, words);
     }
 }
 
