@@ -16,9 +16,29 @@ struct Layer {
     /// When given, the tree may hold nothing else.
     allowed: Option<&'static [&'static str]>,
     /// What the tree may not hold, however far down.
-    banned: &'static [&'static [&'static str]],
+    banned: Lists,
     /// What the crate may not name itself, though a crate that it builds on may.
-    hidden: &'static [&'static [&'static str]],
+    hidden: Lists,
+}
+
+type Lists = &'static [&'static [&'static str]];
+
+/// Makes a layer whose tree may hold nothing but these.
+const fn closed(name: &'static str, allowed: &'static [&'static str]) -> Layer {
+    Layer {
+        allowed: Some(allowed),
+        ..open(name, &[], &[])
+    }
+}
+
+/// Makes a layer whose tree may hold all but the banned, and that may not name the hidden itself.
+const fn open(name: &'static str, banned: Lists, hidden: Lists) -> Layer {
+    Layer {
+        name,
+        allowed: None,
+        banned,
+        hidden,
+    }
 }
 
 /// Everything pp-contract stands on: data and errors. No threads, clocks, sockets or devices.
@@ -80,134 +100,56 @@ const RUNTIME: &[&str] = &["pp-runtime"];
 const TESTING: &[&str] = &["pp-fakes", "pp-testing", "pp-trials"];
 const VIDEO: &[&str] = &["pp-video"];
 const WIRE: &[&str] = &["pp-transport", "nccl-sys", "snow"];
+const ABOVE_EDGES: &[&str] = &["pp-gpu", "pp-transport"];
+const EDGES: &[&str] = &["pp-edges", "pp-gpu", "pp-transport"];
 /// The parts of pp-transport, each of which may know those before it. Other crates name pp-transport alone.
 const PARTS: [&str; 4] = ["pp-words", "pp-meet", "pp-edges", "pp-gpu"];
 
 /// The whole table. pp-cli joins everything and may know everything but what tests share; pp-trials may know that, too.
 const LAYERS: &[Layer] = &[
-    Layer {
-        name: "nccl-sys",
-        allowed: Some(NCCL),
-        banned: &[],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-fakes",
-        allowed: Some(FAKES),
-        banned: &[],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-contract",
-        allowed: Some(CONTRACT),
-        banned: &[],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-device",
-        allowed: None,
-        banned: &[MESSAGES, WIRE, RUNTIME, KERNELS, CLI, TESTING],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-words",
-        allowed: None,
-        banned: &[DEVICE, WIRE, RUNTIME, KERNELS, CLI, TESTING],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-meet",
-        allowed: None,
-        banned: &[
-            DEVICE,
-            &["pp-edges", "pp-gpu", "pp-transport"],
-            RUNTIME,
-            KERNELS,
-            CLI,
-            TESTING,
-        ],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-edges",
-        allowed: None,
-        banned: &[
-            &["pp-gpu", "pp-transport"],
-            RUNTIME,
-            JOB,
-            KERNELS,
-            CLI,
-            TESTING,
-        ],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-transport",
-        allowed: None,
-        banned: &[RUNTIME, JOB, KERNELS, CLI, TESTING],
-        hidden: &[],
-    },
+    closed("nccl-sys", NCCL),
+    closed("pp-fakes", FAKES),
+    closed("pp-contract", CONTRACT),
+    open(
+        "pp-device",
+        &[MESSAGES, WIRE, RUNTIME, KERNELS, CLI, TESTING],
+        &[],
+    ),
+    open(
+        "pp-words",
+        &[DEVICE, WIRE, RUNTIME, KERNELS, CLI, TESTING],
+        &[],
+    ),
+    open(
+        "pp-meet",
+        &[DEVICE, EDGES, RUNTIME, KERNELS, CLI, TESTING],
+        &[],
+    ),
+    open(
+        "pp-edges",
+        &[ABOVE_EDGES, RUNTIME, JOB, KERNELS, CLI, TESTING],
+        &[],
+    ),
+    open("pp-transport", &[RUNTIME, JOB, KERNELS, CLI, TESTING], &[]),
     // Devices are behind the traits of pp-transport.
-    Layer {
-        name: "pp-runtime",
-        allowed: None,
-        banned: &[JOB, KERNELS, CLI, TESTING],
-        hidden: &[DEVICE],
-    },
-    Layer {
-        name: "pp-job",
-        allowed: None,
-        banned: &[KERNELS, CLI, TESTING],
-        hidden: &[DEVICE],
-    },
-    Layer {
-        name: "pp-kernels",
-        allowed: None,
-        banned: &[WIRE, RUNTIME, CLI, TESTING],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-plugin-cust",
-        allowed: None,
-        banned: &[WIRE, RUNTIME, CLI, TESTING],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-video",
-        allowed: None,
-        banned: &[COMMAND, BENCH, PROGRAM, TESTING],
-        hidden: &[DEVICE, WIRE],
-    },
-    Layer {
-        name: "pp-command",
-        allowed: None,
-        banned: &[VIDEO, BENCH, PROGRAM, TESTING],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-bench",
-        allowed: None,
-        banned: &[PROGRAM, TESTING],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-cli",
-        allowed: None,
-        banned: &[TESTING],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-example-contract",
-        allowed: None,
-        banned: &[DEVICE, WIRE, RUNTIME, JOB, KERNELS, CLI, TESTING],
-        hidden: &[],
-    },
-    Layer {
-        name: "pp-example-downstream",
-        allowed: None,
-        banned: &[KERNELS, CLI, TESTING],
-        hidden: &[DEVICE],
-    },
+    open("pp-runtime", &[JOB, KERNELS, CLI, TESTING], &[DEVICE]),
+    open("pp-job", &[KERNELS, CLI, TESTING], &[DEVICE]),
+    open("pp-kernels", &[WIRE, RUNTIME, CLI, TESTING], &[]),
+    open("pp-plugin-cust", &[WIRE, RUNTIME, CLI, TESTING], &[]),
+    open(
+        "pp-video",
+        &[COMMAND, BENCH, PROGRAM, TESTING],
+        &[DEVICE, WIRE],
+    ),
+    open("pp-command", &[VIDEO, BENCH, PROGRAM, TESTING], &[]),
+    open("pp-bench", &[PROGRAM, TESTING], &[]),
+    open("pp-cli", &[TESTING], &[]),
+    open(
+        "pp-example-contract",
+        &[DEVICE, WIRE, RUNTIME, JOB, KERNELS, CLI, TESTING],
+        &[],
+    ),
+    open("pp-example-downstream", &[KERNELS, CLI, TESTING], &[DEVICE]),
 ];
 
 /// Checks every layer and reports every breach.
@@ -325,32 +267,17 @@ mod tests {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let tree: BTreeSet<String> = names(&["me", "friend", "foe", "spy", "tool"]);
         let direct: BTreeSet<String> = names(&["me", "friend", "tool"]);
-        let layer = Layer {
-            name: "me",
-            allowed: None,
-            banned: &[&["foe"], &["spy"]],
-            hidden: &[],
-        };
+        let layer = open("me", &[&["foe"], &["spy"]], &[]);
         assert_eq!(
             layer.breaches(&tree, &direct),
             ["me must not depend on foe", "me must not depend on spy"]
         );
-        let strict = Layer {
-            name: "me",
-            allowed: Some(&["me", "friend", "foe", "tool"]),
-            banned: &[],
-            hidden: &[],
-        };
+        let strict = closed("me", &["me", "friend", "foe", "tool"]);
         assert_eq!(
             strict.breaches(&tree, &direct),
             ["me must not depend on spy"]
         );
-        let indirect = Layer {
-            name: "me",
-            allowed: None,
-            banned: &[],
-            hidden: &[&["foe", "tool"]],
-        };
+        let indirect = open("me", &[], &[&["foe", "tool"]]);
         assert_eq!(
             indirect.breaches(&tree, &direct),
             ["me must not depend on tool directly"]
