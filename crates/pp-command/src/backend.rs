@@ -253,13 +253,9 @@ fn ranks_here(this: ThisRank<'_>, env: &Env) -> Option<u32> {
     if launch.launcher() == Launcher::Local || this.is_supervised() {
         return Some(launch.world_size().get());
     }
-    let name = match launch.launcher() {
-        Launcher::Torchrun => "LOCAL_WORLD_SIZE",
-        Launcher::OpenMpi => "OMPI_COMM_WORLD_LOCAL_SIZE",
-        // Slurm may show each task a GPU of its own.
-        _ => return None,
-    };
-    env.text(name)?.parse().ok()
+    env.text(launch.launcher().local_size_variable()?)?
+        .parse()
+        .ok()
 }
 
 /// This rank's GPU and, where other ranks are to be reached by NCCL alone, the library; or why there is none, and the options

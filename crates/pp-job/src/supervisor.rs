@@ -221,7 +221,7 @@ impl Job {
         };
         let mut command = Command::new(program);
         command.arg0(&path).args(std::env::args_os().skip(1));
-        for name in LocalJob::LAUNCHER_VARIABLES {
+        for name in LocalJob::launcher_variables() {
             command.env_remove(name);
         }
         command

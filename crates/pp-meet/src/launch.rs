@@ -11,6 +11,7 @@
 mod error;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
+mod launchers;
 mod local;
 mod parse;
 mod place;

@@ -25,7 +25,7 @@ pub fn launch(bytes: &[u8]) {
         variables.extend(COMMON.map(|(name, value)| (name, value.to_owned())));
     }
     while !script.is_over() {
-        let names = LocalJob::LAUNCHER_VARIABLES;
+        let names: Vec<_> = LocalJob::launcher_variables().collect();
         let name = names[usize::from(script.byte()) % names.len()];
         let count = usize::from(script.byte());
         let mut value = String::from_utf8_lossy(script.bytes(count)).into_owned();

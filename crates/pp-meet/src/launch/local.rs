@@ -14,7 +14,7 @@ use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::process::DumpableBehavior;
 
 use super::secret::hex;
-use super::{JobSecret, Launch, Via};
+use super::{JobSecret, Launch, Via, launchers};
 use crate::random::random_bytes;
 
 /// A job of ranks on this host, met over a Unix socket: no port is opened, and its random id and
@@ -34,34 +34,22 @@ impl LocalJob {
 
     /// Every variable that [`Launch::from_env`] reads. Remove them from a child's environment
     /// before setting [`LocalJob::env`], so that an outer launcher does not shine through.
-    pub const LAUNCHER_VARIABLES: &'static [&'static str] = &[
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_USE_AGENT_STORE",
-        "TORCHELASTIC_RUN_ID",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "PMIX_NAMESPACE",
-        "SLURM_PROCID",
-        "SLURM_NTASKS",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        "SLURM_JOB_ID",
-        "SLURM_STEP_ID",
-        "SLURM_STEP_NODELIST",
-        "SLURM_LAUNCH_NODE_IPADDR",
-        "PP_JOB_ID",
-        "PP_JOB_SECRET",
-        "PP_JOB_SECRET_FILE",
-        "PP_PORT",
-        "PP_RENDEZVOUS",
-    ];
+    pub fn launcher_variables() -> impl Iterator<Item = &'static str> {
+        let ours = [
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "TORCHELASTIC_USE_AGENT_STORE",
+            "PP_JOB_ID",
+            "PP_JOB_SECRET",
+            "PP_JOB_SECRET_FILE",
+            "PP_PORT",
+            "PP_RENDEZVOUS",
+        ];
+        let theirs = launchers::ALL.into_iter();
+        theirs
+            .flat_map(|rules| rules.variables().collect::<Vec<_>>())
+            .chain(ours)
+    }
 
     /// A new job.
     #[must_use]

@@ -2,7 +2,8 @@
 
 use pp_contract::{Rank, WorldSize};
 
-use super::error::LaunchError;
+use super::error::{LaunchError, bad, missing};
+use super::launchers::Rules;
 use super::place::{Address, Env, Launcher, Via};
 use super::{JobSecret, Launch};
 
@@ -10,41 +11,6 @@ use super::{JobSecret, Launch};
 /// below those that Linux gives to outgoing connections (32768 and up).
 const FIRST_DERIVED_PORT: u64 = 10_000;
 const DERIVED_PORTS: u64 = 20_000;
-/// Longest value repeated in an error.
-const SHOWN_CHARS: usize = 80;
-
-/// The names one launcher uses.
-struct Names {
-    launcher: Launcher,
-    rank: &'static str,
-    /// The first that is set counts.
-    size: &'static [&'static str],
-    local_rank: &'static str,
-    how: &'static str,
-}
-
-const TORCHRUN: Names = Names {
-    launcher: Launcher::Torchrun,
-    rank: "RANK",
-    size: &["WORLD_SIZE"],
-    local_rank: "LOCAL_RANK",
-    how: "torchrun sets both; start all ranks with it, or unset both to let pp start its own",
-};
-const OPEN_MPI: Names = Names {
-    launcher: Launcher::OpenMpi,
-    rank: "OMPI_COMM_WORLD_RANK",
-    size: &["OMPI_COMM_WORLD_SIZE"],
-    local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-    how: "mpirun sets both; start all ranks with it, or unset both to let pp start its own",
-};
-const SLURM: Names = Names {
-    launcher: Launcher::Slurm,
-    rank: "SLURM_PROCID",
-    size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
-    local_rank: "SLURM_LOCALID",
-    how: "srun sets both; start the ranks with srun",
-};
-
 impl Launch {
     /// Reads the place from a launcher's variables; `Ok(None)` when there is no launcher.
     ///
@@ -70,23 +36,16 @@ impl Launch {
 }
 
 /// The launcher that started this process, with the number of ranks and the variable that says it.
-fn world(env: &Env<'_>) -> Result<Option<(Names, &'static str, WorldSize)>, LaunchError> {
-    let names = if env.first(&["RANK", "WORLD_SIZE"]).is_some() {
-        TORCHRUN
-    } else if env.first(&[OPEN_MPI.rank, OPEN_MPI.size[0]]).is_some() {
-        OPEN_MPI
-    } else if env.get(SLURM.rank).is_some() && is_slurm_step(env) {
-        SLURM
-    } else {
+fn world(env: &Env<'_>) -> Result<Option<(Rules, &'static str, WorldSize)>, LaunchError> {
+    let Some(rules) = Rules::of(env) else {
         return Ok(None);
     };
-    let (size_name, world_size) = match env.first(names.size) {
-        Some((name, value)) => (name, number::<u32>(name, &value, names.how)?),
-        None => return Err(missing(env, names.rank, names.size[0], names.how)),
+    let Some((size_name, size)) = env.first(rules.size) else {
+        return Err(missing(env, rules.rank, rules.size[0], rules.how));
     };
-    let world_size = WorldSize::new(world_size)
-        .map_err(|error| bad(size_name, "0", &error.to_string(), names.how))?;
-    Ok(Some((names, size_name, world_size)))
+    let world_size = WorldSize::new(number::<u32>(size_name, &size, rules.how)?)
+        .map_err(|error| bad(size_name, "0", &error.to_string(), rules.how))?;
+    Ok(Some((rules, size_name, world_size)))
 }
 
 /// How many ranks the launcher started, if there is one.
@@ -98,21 +57,21 @@ pub(super) fn world_size(env: &Env<'_>) -> Result<Option<WorldSize>, LaunchError
 pub(super) fn place(env: &Env<'_>) -> Result<Option<Launch>, LaunchError> {
     // A wrong value is refused without a launcher, too.
     let via = via(env)?;
-    let Some((names, size_name, world_size)) = world(env)? else {
+    let Some((rules, size_name, world_size)) = world(env)? else {
         return Ok(None);
     };
-    let Some(rank_text) = env.get(names.rank) else {
-        return Err(missing(env, size_name, names.rank, names.how));
+    let Some(rank_text) = env.get(rules.rank) else {
+        return Err(missing(env, size_name, rules.rank, rules.how));
     };
-    let rank = number::<u32>(names.rank, &rank_text, names.how)?;
+    let rank = number::<u32>(rules.rank, &rank_text, rules.how)?;
     if !world_size.contains(Rank::new(rank)) {
         return Err(LaunchError::new(
-            format!("{}={rank} contradicts {size_name}={world_size}", names.rank),
+            format!("{}={rank} contradicts {size_name}={world_size}", rules.rank),
             format!("ranks of this world go from 0 to {}", world_size.get() - 1),
         ));
     }
-    let local_rank = match env.get(names.local_rank) {
-        Some(value) => number(names.local_rank, &value, names.how)?,
+    let local_rank = match env.get(rules.local_rank) {
+        Some(value) => number(rules.local_rank, &value, rules.how)?,
         None => rank,
     };
     // Open MPI does not number the ranks of a host in the order of their ranks.
@@ -120,39 +79,28 @@ pub(super) fn place(env: &Env<'_>) -> Result<Option<Launch>, LaunchError> {
         return Err(LaunchError::new(
             format!(
                 "{}={local_rank} contradicts {size_name}={world_size}",
-                names.local_rank
+                rules.local_rank
             ),
             "it counts the ranks of one host, from 0; give each process of a host its own",
         ));
     }
     let address = match via {
         Via::Unix => None,
-        Via::Auto | Via::Tcp => Some(address(env, &names, world_size)?),
+        Via::Auto | Via::Tcp => Some(address(env, &rules, world_size)?),
     };
     Ok(Some(Launch {
-        secret: JobSecret::from_env(env, names.launcher)?,
-        launcher: names.launcher,
+        secret: JobSecret::from_env(env, &rules)?,
+        launcher: rules.launcher,
         // RANK and WORLD_SIZE alone may come from a program that starts one rank again.
-        is_all_or_none: names.launcher != Launcher::Torchrun
+        is_all_or_none: rules.launcher != Launcher::Torchrun
             || env.get("TORCHELASTIC_RUN_ID").is_some(),
         rank: Rank::new(rank),
         world_size,
         local_rank,
-        job_id: job_id(env, names.launcher),
+        job_id: job_id(env, &rules),
         address,
         via,
     }))
-}
-
-/// `srun` sets the step's variables in each task; a batch script has SLURM_PROCID=0 and no step,
-/// and a program started there alone is not rank 0 of the allocation.
-fn is_slurm_step(env: &Env<'_>) -> bool {
-    env.first(&[
-        "SLURM_STEP_ID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_STEP_NODELIST",
-    ])
-    .is_some()
 }
 
 fn via(env: &Env<'_>) -> Result<Via, LaunchError> {
@@ -170,93 +118,29 @@ fn via(env: &Env<'_>) -> Result<Via, LaunchError> {
 }
 
 /// What tells jobs with one secret apart; the same text on every rank.
-///
-/// torchrun's restart count is left out on purpose: its agents do not agree on it.
-fn job_id(env: &Env<'_>, launcher: Launcher) -> String {
-    if let Some(id) = env.get("PP_JOB_ID") {
-        return id;
-    }
-    let parts: &[&str] = match launcher {
-        Launcher::Torchrun | Launcher::Local => &["TORCHELASTIC_RUN_ID", "MASTER_PORT"],
-        Launcher::OpenMpi => &["PMIX_NAMESPACE"],
-        Launcher::Slurm => &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+fn job_id(env: &Env<'_>, rules: &Rules) -> String {
+    let of_launcher = || {
+        let parts = rules
+            .job_id
+            .iter()
+            .map(|part| env.get(part).unwrap_or_default());
+        parts.fold(rules.launcher.to_string(), |id, part| {
+            format!("{id}/{part}")
+        })
     };
-    let mut id = launcher.to_string();
-    for part in parts {
-        id.push('/');
-        id.push_str(&env.get(part).unwrap_or_default());
-    }
-    id
+    env.get("PP_JOB_ID").unwrap_or_else(of_launcher)
 }
 
-fn address(env: &Env<'_>, names: &Names, world: WorldSize) -> Result<Address, LaunchError> {
-    let host = match env.get("MASTER_ADDR") {
-        Some(host) => host.trim().to_owned(),
-        None => launcher_host(env, names, world)?,
-    };
-    let host = host
-        .trim_start_matches('[')
-        .trim_end_matches(']')
-        .to_owned();
+fn address(env: &Env<'_>, rules: &Rules, world: WorldSize) -> Result<Address, LaunchError> {
+    let host = rules.host(env, world)?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
     Ok(Address {
-        port: port(env, names)?,
-        host,
+        port: port(env, rules)?,
+        host: host.to_owned(),
     })
 }
 
-fn launcher_host(env: &Env<'_>, names: &Names, world: WorldSize) -> Result<String, LaunchError> {
-    let set_it = |remedy: &str| missing(env, names.rank, "MASTER_ADDR", remedy);
-    let all_here = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == Some(world.to_string());
-    match names.launcher {
-        Launcher::OpenMpi if all_here => Ok("127.0.0.1".into()),
-        Launcher::OpenMpi => Err(set_it(
-            "Open MPI does not say where rank 0 runs: mpirun -x MASTER_ADDR=<host of rank 0>",
-        )),
-        // The first host of the step runs rank 0 (unless tasks are distributed otherwise). The
-        // launching node may be a login node, so it is the last guess.
-        Launcher::Slurm => match env.first(&["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"]) {
-            Some((name, list)) => first_host(&list).ok_or_else(|| {
-                bad(
-                    name,
-                    &list,
-                    "names no first host",
-                    "set MASTER_ADDR=<host of rank 0>",
-                )
-            }),
-            None => env
-                .get("SLURM_LAUNCH_NODE_IPADDR")
-                .map(|host| host.trim().to_owned())
-                .ok_or_else(|| set_it("set MASTER_ADDR=<host of rank 0> before srun")),
-        },
-        Launcher::Torchrun | Launcher::Local => Err(set_it(
-            "torchrun sets it; by hand, set it to the host of rank 0 on every rank, or \
-             PP_RENDEZVOUS=unix when all ranks share this host",
-        )),
-    }
-}
-
-/// First host of a Slurm list: `gpu[003-007,9],login1` gives `gpu003`.
-fn first_host(list: &str) -> Option<String> {
-    let list = list.trim();
-    let end = list.find([',', '[']).unwrap_or(list.len());
-    let (prefix, rest) = list.split_at(end);
-    let host = match rest.strip_prefix('[') {
-        Some(ranges) => {
-            let (inside, after) = ranges.split_once(']')?;
-            let first = inside.split([',', '-']).next()?;
-            let suffix = after.split([',', '[']).next()?;
-            if first.is_empty() || !first.bytes().all(|byte| byte.is_ascii_digit()) {
-                return None;
-            }
-            format!("{prefix}{first}{suffix}")
-        }
-        None => prefix.to_owned(),
-    };
-    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
-    (!host.is_empty() && host.bytes().all(is_name)).then_some(host)
-}
-
-fn port(env: &Env<'_>, names: &Names) -> Result<u16, LaunchError> {
+fn port(env: &Env<'_>, rules: &Rules) -> Result<u16, LaunchError> {
     if let Some(value) = env.get("PP_PORT") {
         return port_number("PP_PORT", &value);
     }
@@ -265,7 +149,7 @@ fn port(env: &Env<'_>, names: &Names) -> Result<u16, LaunchError> {
         let agent_listens = env
             .get("TORCHELASTIC_USE_AGENT_STORE")
             .is_some_and(|value| value.trim().eq_ignore_ascii_case("true"));
-        if names.launcher != Launcher::Torchrun || !agent_listens {
+        if rules.launcher != Launcher::Torchrun || !agent_listens {
             return Ok(port);
         }
         return port.checked_add(1).ok_or_else(|| {
@@ -277,15 +161,10 @@ fn port(env: &Env<'_>, names: &Names) -> Result<u16, LaunchError> {
             )
         });
     }
-    let seed = match names.launcher {
-        Launcher::Slurm => env.first(&["SLURM_JOB_ID", "SLURM_JOBID"]),
-        Launcher::OpenMpi => env.first(&["PMIX_NAMESPACE"]),
-        Launcher::Torchrun | Launcher::Local => None,
-    };
-    let Some((_, seed)) = seed else {
+    let Some((_, seed)) = env.first(rules.port_from) else {
         return Err(missing(
             env,
-            names.rank,
+            rules.rank,
             "MASTER_PORT",
             "set it to a free port of rank 0's host, the same on every rank",
         ));
@@ -321,18 +200,4 @@ where
         .trim()
         .parse()
         .map_err(|error: T::Err| bad(name, value, &format!("is not usable ({error})"), remedy))
-}
-
-fn missing(env: &Env<'_>, present: &str, missing: &str, remedy: &str) -> LaunchError {
-    let value = shown(&env.get(present).unwrap_or_default());
-    let what = format!("{present}={value} is set but {missing} is not");
-    LaunchError::new(what, remedy)
-}
-
-fn bad(name: &str, value: &str, why: &str, remedy: &str) -> LaunchError {
-    LaunchError::new(format!("{name}={:?} {why}", shown(value)), remedy)
-}
-
-fn shown(value: &str) -> String {
-    value.chars().take(SHOWN_CHARS).collect()
 }

@@ -8,7 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use rustix::fs::{Mode, OFlags};
 
 use super::error::LaunchError;
-use super::place::{Env, Launcher};
+use super::launchers::Rules;
+use super::place::Env;
 use crate::random::random_bytes;
 
 /// Fewer bytes than this could be guessed.
@@ -50,7 +51,8 @@ impl JobSecret {
         &self.0
     }
 
-    pub(super) fn from_env(env: &Env<'_>, launcher: Launcher) -> Result<Self, LaunchError> {
+    pub(super) fn from_env(env: &Env<'_>, rules: &Rules) -> Result<Self, LaunchError> {
+        let launcher = rules.launcher;
         match (env.get("PP_JOB_SECRET"), env.get("PP_JOB_SECRET_FILE")) {
             (Some(_), Some(_)) => Err(LaunchError::new(
                 "PP_JOB_SECRET contradicts PP_JOB_SECRET_FILE",
@@ -67,10 +69,7 @@ impl JobSecret {
                 ),
                 format!(
                     "before {launcher} starts the ranks: export PP_JOB_SECRET=$(openssl rand -hex 32){}",
-                    match launcher {
-                        Launcher::OpenMpi => " and pass it on with mpirun -x PP_JOB_SECRET",
-                        _ => "",
-                    }
+                    rules.passes
                 ),
             )),
         }

@@ -125,7 +125,7 @@ pub(crate) fn run_in(
     pipeline: &Pipeline,
     command: &mut Command,
 ) -> std::io::Result<()> {
-    for name in LocalJob::LAUNCHER_VARIABLES.iter().chain(&[VARIABLE]) {
+    for name in LocalJob::launcher_variables().chain([VARIABLE]) {
         command.env_remove(name);
     }
     for (name, variable) in ASIDE {
