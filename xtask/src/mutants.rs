@@ -1,19 +1,24 @@
-//! `cargo xtask mutants [NAME...]`: does a test find a mistake in the product's own code?
+//! `cargo xtask mutants [NAME... | --by SEED]`: does a test find a mistake in the product's own code?
 //!
 //! Each file in `xtask/mutants` is one mistake: a line `test: ARGUMENTS OF cargo test`, what the mistake is, and a patch
 //! of the product. The command applies each patch to a copy of the tree and runs the tests that are named. A mutant that
 //! they let live is a failure, and so is a patch that does not apply. A test that does not end has found its mutant.
+//! First the tests run without a mistake: one that fails then finds nothing. `--by` takes the one mutant that a text
+//! chooses, as a commit's hash does in `cargo xtask ci`.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::{self, cargo, command, output, root, target};
 
-/// How long tests may run. Rust's test harness names those that take more than 60 s.
-const LIMIT_S: &str = "75";
+/// How long tests may run at least. Rust's test harness names those that take more than 60 s.
+const LIMIT: Duration = Duration::from_secs(75);
 
 /// A mutant, and how its tests are run.
 struct Mutant {
@@ -37,40 +42,65 @@ pub(crate) fn walk() -> Result<()> {
     process::run(walks.args(["--", "--ignored", "--nocapture"]))
 }
 
-/// Runs all mutants, or those whose names are given.
-pub(crate) fn run(names: &[String]) -> Result<()> {
-    let mut mutants = read_all()?;
-    if let Some(unknown) = names
-        .iter()
-        .find(|name| !mutants.iter().any(|m| m.name == **name))
-    {
-        bail!("no mutant is called {unknown}; xtask/mutants has them all");
+/// Runs all mutants, those whose names are given, or the one that `--by` chooses.
+pub(crate) fn run(args: &[String]) -> Result<()> {
+    let mutants = choose(read_all()?, args)?;
+    let place = Place::new()?;
+    copy_tree(&place.tree)?;
+    // How long the tests of a line take.
+    let mut lines = BTreeMap::new();
+    for Mutant { test, .. } in &mutants {
+        if lines.contains_key(test) {
+            continue;
+        }
+        let (line, started) = (test.join(" "), Instant::now());
+        if let Some(failed) = place.killer("the tree without a mutant", test, LIMIT * 8)? {
+            bail!("{failed} fails without a mutant, so `test: {line}` finds nothing");
+        }
+        println!("passes without a mutant: {line}");
+        lines.insert(test, LIMIT.max(started.elapsed() * 3));
     }
-    mutants.retain(|mutant| names.is_empty() || names.contains(&mutant.name));
-    let place = target()?.join("mutants");
-    let tree = place.join("tree");
     let mut alive = Vec::new();
-    for mutant in &mutants {
-        copy_tree(&tree)?;
-        let file = place.join("patch");
-        fs::write(&file, &mutant.patch)?;
+    for Mutant { name, test, patch } in &mutants {
+        copy_tree(&place.tree)?;
+        let file = place.tree.with_extension("patch");
+        fs::write(&file, patch)?;
         let mut apply = command("git");
         apply
-            .current_dir(&tree)
+            .current_dir(&place.tree)
             .args(["apply", "--unsafe-paths"])
             .arg(&file);
-        output(&mut apply).with_context(|| format!("{} does not apply", mutant.name))?;
-        match killer(mutant, &tree, &place.join("target"))? {
-            Some(test) => println!("{:<28} died by {test}", mutant.name),
+        output(&mut apply).with_context(|| format!("{name} does not apply"))?;
+        match place.killer(name, test, lines[test])? {
+            Some(test) => println!("{name:<28} died by {test}"),
             None => {
-                println!("{:<28} LIVES", mutant.name);
-                alive.push(mutant.name.as_str());
+                println!("{name:<28} LIVES");
+                alive.push(name.as_str());
             }
         }
     }
     ensure!(alive.is_empty(), "no test finds {}", alive.join(", "));
     println!("{} mutants died", mutants.len());
     Ok(())
+}
+
+fn choose(mut mutants: Vec<Mutant>, args: &[String]) -> Result<Vec<Mutant>> {
+    if let [by, seed] = args
+        && by == "--by"
+    {
+        let mut digest = DefaultHasher::new();
+        seed.hash(&mut digest);
+        let at = digest.finish() % mutants.len() as u64;
+        return Ok(vec![mutants.swap_remove(at as usize)]);
+    }
+    if let Some(unknown) = args
+        .iter()
+        .find(|name| !mutants.iter().any(|m| m.name == **name))
+    {
+        bail!("no mutant is called {unknown}; xtask/mutants has them all");
+    }
+    mutants.retain(|mutant| args.is_empty() || args.contains(&mutant.name));
+    Ok(mutants)
 }
 
 fn read_all() -> Result<Vec<Mutant>> {
@@ -120,47 +150,60 @@ fn copy_tree(to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The test that fails because of the mutant, if one does.
-fn killer(mutant: &Mutant, tree: &Path, target: &Path) -> Result<Option<String>> {
-    let in_tree = |test: &mut Command| {
-        test.args(&mutant.test)
-            .current_dir(tree)
-            .env("CARGO_TARGET_DIR", target)
+/// Where mutants are built.
+struct Place {
+    /// A copy of the workspace.
+    tree: PathBuf,
+    target: PathBuf,
+}
+
+impl Place {
+    fn new() -> Result<Self> {
+        let place = target()?.join("mutants");
+        Ok(Self {
+            tree: place.join("tree"),
+            target: place.join("target"),
+        })
+    }
+
+    /// A command of cargo on these tests in the copy.
+    fn cargo<'a>(&self, command: &'a mut Command, test: &[String]) -> &'a mut Command {
+        let command = command.args(test).current_dir(&self.tree);
+        command
+            .env("CARGO_TARGET_DIR", &self.target)
             .env("RUST_BACKTRACE", "0")
-            .stderr(Stdio::piped())
-            .output()
-            .context("cannot start cargo")
-    };
-    let built = in_tree(&mut cargo(&["test", "--quiet", "--no-run"]))?;
-    let errors = String::from_utf8_lossy(&built.stderr);
-    ensure!(
-        built.status.success(),
-        "{} does not build: {errors}",
-        mutant.name
-    );
-    let mut test = command("timeout");
-    test.args(["--kill-after=5", LIMIT_S])
-        .arg(cargo(&[]).get_program())
-        .args(["test", "--quiet", "--no-fail-fast"]);
-    let ran = in_tree(&mut test)?;
-    let said = String::from_utf8_lossy(&ran.stdout);
-    if ran.status.success() {
-        ensure!(
-            said.contains(" passed"),
-            "{}: no test ran: {said}",
-            mutant.name
-        );
-        return Ok(None);
     }
-    let mut lines = said.lines();
-    let endless = lines.find_map(|line| line.split_once(" has been running for"));
-    if let (Some(124), Some((test, _))) = (ran.status.code(), endless) {
-        let name = test.trim_start_matches("test ");
-        return Ok(Some(format!("{name}, which does not end")));
+
+    /// Runs these tests, and says which fails, if one does.
+    fn killer(&self, name: &str, test: &[String], limit: Duration) -> Result<Option<String>> {
+        let run = |command: &mut Command| {
+            let ran = self.cargo(command, test).output();
+            ran.context("cannot start cargo")
+        };
+        let built = run(&mut cargo(&["test", "--quiet", "--no-run"]))?;
+        let errors = String::from_utf8_lossy(&built.stderr);
+        ensure!(built.status.success(), "{name} does not build: {errors}");
+        let mut tests = command("timeout");
+        tests
+            .args(["--kill-after=5", &limit.as_secs().to_string()])
+            .arg(cargo(&[]).get_program())
+            .args(["test", "--quiet", "--no-fail-fast"]);
+        let ran = run(&mut tests)?;
+        let said = String::from_utf8_lossy(&ran.stdout);
+        if ran.status.success() {
+            ensure!(said.contains(" passed"), "{name}: no test ran: {said}");
+            return Ok(None);
+        }
+        let mut lines = said.lines();
+        let endless = lines.find_map(|line| line.split_once(" has been running for"));
+        if let (Some(124), Some((test, _))) = (ran.status.code(), endless) {
+            let name = test.trim_start_matches("test ");
+            return Ok(Some(format!("{name}, which does not end")));
+        }
+        // The list of failures: one name a line, indented.
+        let list = said.rsplit_once("failures:");
+        let (_, list) = list.with_context(|| format!("{name}: {said}"))?;
+        let failed = list.lines().find(|line| line.starts_with("    "));
+        Ok(failed.map(|name| name.trim().to_owned()))
     }
-    // The list of failures: one name a line, indented.
-    let list = said.rsplit_once("failures:");
-    let (_, list) = list.with_context(|| format!("{}: {said}", mutant.name))?;
-    let failed = list.lines().find(|line| line.starts_with("    "));
-    Ok(failed.map(|name| name.trim().to_owned()))
 }
