@@ -254,7 +254,7 @@ job() {
     gpu_step 2 job-identity required 60 bash -c \
         '"$0" run --transport nccl --kernels ptx --denoise-steps 0 --input "$1" --output out.y4m && cmp "$1" out.y4m' "$pp" "$clip"
     # Wherever the stages stand, the output is that of one GPU, bit for bit.
-    gpu_step 2 placements required 120 "$trials" placements --part "${nccl[@]}" --input "$clip"
+    gpu_step 2 placements required 120 "$trials" placements --part gpu "${nccl[@]}" --input "$clip"
     step job-host optional 90 "$pp" run --transport host --kernels cpu "${noisy[@]}"
     if [[ ! $python ]]; then
         skip 720p optional "needs python3 to make the clip"

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::process::{cargo, run as run_command, target};
-use crate::{kernels, layers, nccl_bindings, suite, tidy};
+use crate::{kernels, layers, mutants, nccl_bindings, suite, tidy};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<()> {
@@ -28,13 +28,8 @@ pub(crate) fn run() -> Result<()> {
         "--no-default-features",
         "--locked",
     ]);
-    run_command(fuzz.env("CARGO_TARGET_DIR", target()?.join("fuzz")))?;
-    let mut doc = cargo(&[
-        "doc",
-        "--workspace",
-        "--no-deps",
-        "--document-private-items",
-    ]);
-    run_command(doc.env("RUSTDOCFLAGS", "--deny warnings"))?;
-    suite::run()
+    fuzz.env("CARGO_TARGET_DIR", target()?.join("fuzz"));
+    let one = ["--by".to_owned(), suite::seed()];
+    suite::run(vec![fuzz, mutants::build(&one)?])?;
+    mutants::run(&one)
 }

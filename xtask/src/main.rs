@@ -12,6 +12,7 @@ mod bundle;
 mod ci;
 mod circles;
 mod clip;
+mod everything;
 mod fuzz;
 mod kernels;
 mod layers;
@@ -35,11 +36,14 @@ cargo xtask <command>
                   compile the CUDA kernels to the PTX that is checked in, or compare them
   nccl-bindings [--check]
                   make the bindings of crates/nccl-sys from NCCL's header, or compare them
-  ci              fmt, clippy, docs, layers, tidy, nccl-bindings, kernels, test
-  mutants [NAME...]
+  ci              fmt, layers, tidy, nccl-bindings, kernels, clippy, fuzz targets, test, one mutant
+  everything [PART...]
+                  before a release: all of what ci chooses a part of by the commit, and what takes long. The parts are
+                  doc, faults, shutdown, placements, mutants, walk, fuzz, soak
+  mutants [NAME... | --by SEED]
                   put mistakes into the product, one at a time: which test finds each
   walk            every order of events in larger cases than the suite walks: cores, watchdog, supervisor (minutes)
-  placements [--part] [--only TEXT...] [--jobs N]
+  placements [--part SEED] [--only TEXT...] [--jobs N]
                   the shipped job on every placement of its stages gives the bytes of one process
   bundle [--out DIR]
                   what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
@@ -65,7 +69,7 @@ fn run(args: &[String]) -> Result<()> {
     let rest = args.get(1..).unwrap_or_default();
     match args.first().map(String::as_str) {
         Some("run-pp") => run_pp::run(rest),
-        Some("test") => suite::run(),
+        Some("test") => suite::run(Vec::new()),
         Some("layers") => layers::run(),
         Some("tidy") => tidy::run(),
         Some("mutants") => mutants::run(rest),
@@ -73,6 +77,7 @@ fn run(args: &[String]) -> Result<()> {
         Some("kernels") => kernels::run(rest),
         Some("nccl-bindings") => nccl_bindings::run(rest),
         Some("ci") => ci::run(),
+        Some("everything") => everything::run(rest),
         Some("fuzz") => fuzz::run(rest),
         Some("bundle") => bundle::run(rest),
         Some("soak") => trials::soak(rest),

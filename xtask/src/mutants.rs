@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::{self, cargo, command, output, root, target};
+use crate::suite::build_of;
 
 /// How long tests may run at least. Rust's test harness names those that take more than 60 s.
 const LIMIT: Duration = Duration::from_secs(75);
@@ -40,6 +41,16 @@ pub(crate) fn walk() -> Result<()> {
         "larger_walk",
     ]);
     process::run(walks.args(["--", "--ignored", "--nocapture"]))
+}
+
+/// Builds the tests of one mutant without it.
+pub(crate) fn build(args: &[String]) -> Result<Command> {
+    let place = Place::new()?;
+    copy_tree(&place.tree)?;
+    let mutant = &choose(read_all()?, args)?[0];
+    Ok(build_of(
+        place.cargo(&mut cargo(&["test", "--quiet"]), &mutant.test),
+    ))
 }
 
 /// Runs all mutants, those whose names are given, or the one that `--by` chooses.

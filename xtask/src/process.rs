@@ -120,6 +120,11 @@ pub(crate) fn git(args: &[&str]) -> Result<String> {
     output(git.args(["-c", "safe.directory=*"]).args(args)).map(|text| text.trim().to_owned())
 }
 
+/// The commit, and whether the tree differs from it.
+pub(crate) fn described() -> Result<String> {
+    git(&["describe", "--always", "--dirty", "--abbrev=12"])
+}
+
 /// Runs a cargo command that builds the target `name`, and gives the program or shared library that cargo says it made.
 pub(crate) fn built(cargo: &mut Command, name: &str) -> Result<PathBuf> {
     cargo.args(["--quiet", "--message-format=json-render-diagnostics"]);

@@ -3,14 +3,18 @@
 use std::env;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
+use std::thread;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::process::{built, cargo, command, output, run as run_command, target};
+use crate::process::{built, cargo, command, git, output, run as run_command, target};
 use crate::trials;
 
 /// Set on build machines: there a check that cannot run has failed.
 const MUST_RUN: &str = "PP_TESTS_MUST_RUN";
+/// Chooses what runs of the faults, shutdowns, placements and mutants; with `all`, all faults and shutdowns run.
+pub(crate) const PART: &str = "PP_TESTS_PART";
 /// Crates with unsafe code, and so with something for a sanitizer to find.
 const UNSAFE_CRATES: [&str; 8] = [
     "--package",
@@ -23,18 +27,53 @@ const UNSAFE_CRATES: [&str; 8] = [
     "pp-kernels",
 ];
 
-/// Runs the suite and stops at the first part that fails.
-pub(crate) fn run() -> Result<()> {
-    run_command(&mut cargo(&["test", "--workspace", "--no-fail-fast"]))?;
-    // The program that the tests above have built.
+/// The value of [`PART`]; by default the commit.
+pub(crate) fn seed() -> String {
+    let commit = || git(&["rev-parse", "HEAD"]).unwrap_or_default();
+    env::var(PART).unwrap_or_else(|_| commit())
+}
+
+/// Runs the suite and stops at the first part that fails. Many tests wait: meanwhile the other builds use the processors,
+/// and so do the commands in `beside`.
+pub(crate) fn run(mut beside: Vec<Command>) -> Result<()> {
+    let seed = seed();
+    println!("{PART}={seed} chooses which faults, shutdowns and placements run");
     let mut tests = cargo(&["test", "--workspace", "--no-run"]);
-    trials::part_of_placements(&built(&mut tests, "pp-trials")?)?;
-    loom()?;
-    memory()
+    let trials = built(&mut tests, "pp-trials")?;
+    let mut later = vec![loom()?];
+    later.extend(memory()?);
+    beside.extend(later.iter().map(build_of));
+    let beside = &mut beside;
+    thread::scope(|scope| {
+        let beside = scope.spawn(|| {
+            let quiet = |command: &mut Command| output(command).map(drop);
+            beside.iter_mut().try_for_each(quiet)
+        });
+        let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
+        run_command(tests.env(PART, &seed))?;
+        trials::part_of_placements(&trials, &seed)?;
+        beside.join().expect("it does not panic")
+    })?;
+    later.iter_mut().try_for_each(run_command)
+}
+
+/// Builds what `test` runs, when nobody else wants the processors.
+pub(crate) fn build_of(test: &Command) -> Command {
+    let mut build = command("nice");
+    // Behind a `--` it would not be for cargo.
+    let mut args = test.get_args();
+    build.arg(test.get_program()).args(args.next());
+    build.arg("--no-run").args(args);
+    let set = test.get_envs();
+    build.envs(set.filter_map(|(name, value)| Some((name, value?))));
+    if let Some(folder) = test.get_current_dir() {
+        build.current_dir(folder);
+    }
+    build
 }
 
 /// Queue, credits and shutdown in every order of their steps. The models have their own build: loom replaces the atomics.
-fn loom() -> Result<()> {
+fn loom() -> Result<Command> {
     let mut test = cargo(&[
         "test",
         "--package",
@@ -47,20 +86,21 @@ fn loom() -> Result<()> {
         .env("RUSTFLAGS", "--cfg loom")
         // Built sooner; the models take a few seconds either way.
         .envs(["DEBUG", "OPT_LEVEL"].map(|what| (format!("CARGO_PROFILE_RELEASE_{what}"), "1")));
-    run_command(&mut test)
+    Ok(test)
 }
 
-/// The unsafe code under AddressSanitizer.
+/// The unsafe code under AddressSanitizer, where the toolchain has that.
 ///
 /// Toolchains from rust-lang.org ship the sanitizer's runtime. Only nightly ones take the flag by themselves.
-fn memory() -> Result<()> {
+fn memory() -> Result<Option<Command>> {
     let libraries = output(command(rustc()).args(["--print", "target-libdir"]))?;
     if !has_sanitizer(Path::new(libraries.trim()))? {
-        return cannot_run(
+        cannot_run(
             "the unsafe code under AddressSanitizer: this Rust toolchain has no librustc-*_rt.asan.a; \
              use one that rustup installs",
             env::var_os(MUST_RUN).is_some(),
-        );
+        )?;
+        return Ok(None);
     }
     // With --target the flags do not reach build scripts and macros.
     let mut test = cargo(&["test", "--target", &host()?, "--lib"]);
@@ -72,7 +112,7 @@ fn memory() -> Result<()> {
         .env("RUSTFLAGS", "-Zsanitizer=address")
         // What is in flight when a peer dies is leaked on purpose.
         .env("ASAN_OPTIONS", "detect_leaks=0");
-    run_command(&mut test)
+    Ok(Some(test))
 }
 
 fn rustc() -> std::ffi::OsString {

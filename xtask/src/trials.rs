@@ -1,20 +1,18 @@
 //! `cargo xtask soak [ARGS]` and `cargo xtask placements [ARGS]`: build `pp-trials` and run what it has of that name.
 
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::clip;
-use crate::process::{build_program, command, git, run as run_command};
+use crate::process::{build_program, command, described, run as run_command};
 
 /// Says of which commit, and runs it.
 pub(crate) fn soak(args: &[String]) -> Result<()> {
     let trials = build_program("pp-trials", "pp-trials")?;
-    let commit = git(&["describe", "--always", "--dirty", "--abbrev=12"])?;
-    println!("commit {commit}");
-    Err(command(trials).arg("soak").args(args).exec()).context("cannot run pp-trials")
+    println!("commit {}", described()?);
+    run_command(command(trials).arg("soak").args(args))
 }
 
 /// Runs the placements on the sample clip.
@@ -23,9 +21,9 @@ pub(crate) fn placements(args: &[String]) -> Result<()> {
     run_command(placements_of(&trials)?.args(args))
 }
 
-/// Runs the part of them that `--part` names, with a program that is built.
-pub(crate) fn part_of_placements(trials: &Path) -> Result<()> {
-    run_command(placements_of(trials)?.arg("--part"))
+/// Runs the part of them that `seed` chooses, with a program that is built.
+pub(crate) fn part_of_placements(trials: &Path, seed: &str) -> Result<()> {
+    run_command(placements_of(trials)?.args(["--part", seed]))
 }
 
 fn placements_of(trials: &Path) -> Result<Command> {

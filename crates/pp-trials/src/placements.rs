@@ -2,7 +2,7 @@
 //!
 //! Hazard: a chunk that is rounded, dropped or computed without its past on one placement alone. Guarantee: the film of
 //! a clip is the same, byte for byte, however the stages stand on ranks, each rank a process, also when a rank is killed
-//! and started again. `--part` runs a part of the list in which each feature stands at least once.
+//! and started again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -70,7 +70,7 @@ const DEATHS: [u64; 3] = [0, 5, 11];
 const DEADLINE: Duration = Duration::from_secs(300);
 
 /// The input of a run.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Clip {
     /// The sample clip, which has no cut.
     Sample,
@@ -137,6 +137,28 @@ impl Trial for Case {
         name
     }
 
+    fn features(&self) -> Vec<String> {
+        let (clip, recompute) = (self.clip, self.recompute);
+        let more = self.passes - least_passes(self.pipeline);
+        let mut features = vec![
+            self.pipeline.to_owned(),
+            format!("{clip:?}, {more} passes more, recompute {recompute}"),
+        ];
+        match self.death {
+            Some(Death { rank, chunk, times }) => {
+                features.push(format!("killed at depth {}", self.depth));
+                features.push(format!("killed {times} times at chunk {chunk}"));
+                if self.pipeline.contains("@1+2") {
+                    features.push(format!("rank {rank} of a group killed"));
+                }
+            }
+            // It has what the run with a death beside it has.
+            None if self.pipeline().restartable().next().is_some() => features.clear(),
+            None => {}
+        }
+        features
+    }
+
     fn means(&self, _: Ground) -> String {
         String::new()
     }
@@ -147,21 +169,16 @@ impl Trial for Case {
     }
 }
 
-/// All runs, or the part of them that `--part` names.
-fn cases(is_part: bool) -> Vec<Case> {
+/// All runs.
+fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut deaths = 0;
-    for (at, pipeline) in PIPELINES.into_iter().enumerate() {
+    for pipeline in PIPELINES {
         let parsed: Pipeline = pipeline.parse().expect("a pipeline of ours");
         let may_die: Vec<u32> = parsed.restartable().map(Rank::get).collect();
-        // In the part each pipeline stands once, in other settings than the one before it.
-        let turn = (at % 4, (at / 4 + at) % 2 == 1, (at / 4 + at / 2) % 4);
-        for (d, depth) in DEPTHS.into_iter().enumerate() {
+        for depth in DEPTHS {
             for recompute in [false, true] {
-                for (w, (clip, more)) in WORKS.into_iter().enumerate() {
-                    if is_part && (d, recompute, w) != turn {
-                        continue;
-                    }
+                for (clip, more) in WORKS {
                     let calm = Case {
                         pipeline,
                         depth,
@@ -170,9 +187,7 @@ fn cases(is_part: bool) -> Vec<Case> {
                         clip,
                         death: None,
                     };
-                    if !is_part || may_die.is_empty() {
-                        cases.push(calm);
-                    }
+                    cases.push(calm);
                     if !may_die.is_empty() {
                         // Ranks and moments take turns.
                         let death = Some(Death {
@@ -206,9 +221,6 @@ pub(crate) struct PlacementsArgs {
     /// The clip: Y4M of 8 bits, 4:2:0, with at least 12 chunks of 4 frames and no scene cut.
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
-    /// Run a part of the list in which each feature stands at least once.
-    #[arg(long)]
-    part: bool,
     #[command(flatten)]
     trials: TrialArgs,
 }
@@ -224,9 +236,8 @@ pub(crate) fn placements(args: &PlacementsArgs) -> Result<(), Error> {
         ground: args.trials.ground(),
         films: Mutex::default(),
     };
-    let cases = cases(args.part);
     args.trials
-        .run("placements", 2, cases, |case, folder, told| {
+        .run("placements", 2, cases(), |case, folder, told| {
             if let Err(error) = job.compare(case, folder) {
                 told.wrong.push(format!("{error:#}"));
             }
@@ -347,6 +358,7 @@ fn in_three_scenes(mut clip: Vec<u8>) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trial::choose;
 
     #[test]
     fn the_middle_of_three_scenes_is_a_negative() {
@@ -369,42 +381,23 @@ mod tests {
     }
 
     #[test]
-    fn the_named_part_has_each_feature_once() {
-        let part = cases(true);
-        let has = |what: &str, is_it: &dyn Fn(&Case) -> bool| {
-            assert!(part.iter().any(is_it), "{what}");
-        };
+    fn a_part_kills_ranks_on_each_pipeline_and_is_short() {
+        let mut part = cases();
+        choose(&mut part, "any");
         for pipeline in PIPELINES {
-            has(pipeline, &|case| case.pipeline == pipeline);
+            let mut of_it = part.iter().filter(|case| case.pipeline == pipeline);
+            let case = of_it.next().expect(pipeline);
+            let may_die = case.pipeline().restartable().next().is_some();
+            assert!(!may_die || case.death.is_some() || of_it.any(|case| case.death.is_some()));
         }
-        for depth in DEPTHS {
-            has(&format!("depth {depth}"), &|case| {
-                case.depth == depth && case.death.is_some()
-            });
+        for rank in [1, 2] {
+            let kills = |case: &Case| case.death.is_some_and(|death| death.rank == rank);
+            assert!(
+                part.iter()
+                    .any(|case| case.pipeline.contains("@1+2") && kills(case))
+            );
         }
-        for rank in ["1", "2"] {
-            has(&format!("rank {rank} of a group dies"), &|case| {
-                let group = case.pipeline.contains("@1+2");
-                let death = case.death.map(|death| death.rank.to_string());
-                group && death.as_deref() == Some(rank)
-            });
-        }
-        for (work, (clip, _)) in WORKS.into_iter().enumerate() {
-            for recompute in [false, true] {
-                has(&format!("work {work}, recompute {recompute}"), &|case| {
-                    (case.clip, case.recompute) == (clip, recompute)
-                });
-            }
-        }
-        for chunk in DEATHS {
-            for times in [1, 2] {
-                has(&format!("{times} deaths at {chunk}"), &|case| {
-                    let death = case.death;
-                    death.is_some_and(|death| (death.chunk, death.times) == (chunk, times))
-                });
-            }
-        }
-        assert!(part.len() < cases(false).len() / 16);
+        assert!(part.len() < cases().len() / 24);
     }
 
     #[test]

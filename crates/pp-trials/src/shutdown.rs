@@ -41,6 +41,13 @@ impl Trial for Any {
         }
     }
 
+    /// Each two words that stand side by side: who and state, state and event, event and wish.
+    fn features(&self) -> Vec<String> {
+        let name = self.name();
+        let words: Vec<_> = name.split('/').collect();
+        words.windows(2).map(|two| two.join("/")).collect()
+    }
+
     fn means(&self, ground: Ground) -> String {
         match self {
             Self::Two(cell) => Scene::of(*cell, ground).means.into(),

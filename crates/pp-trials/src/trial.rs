@@ -10,6 +10,8 @@ mod work;
 use std::time::Duration;
 
 pub(crate) use self::job::{ASIDE, CHAIN, Ground, TWO, has_gpus, join, left_of, new_job, run_in};
+#[cfg(test)]
+pub(crate) use self::run::choose;
 pub(crate) use self::run::{Trial, TrialArgs};
 pub(crate) use self::told::{Ended, Time, Told};
 

@@ -232,6 +232,11 @@ impl Trial for OnPipeline<'_> {
         self.entry.id.into()
     }
 
+    fn features(&self) -> Vec<String> {
+        let rule = self.entry.id.split('.').next();
+        rule.map(str::to_owned).into_iter().collect()
+    }
+
     fn means(&self, _: Ground) -> String {
         let Entry {
             rule, how, ends, ..

@@ -1,6 +1,9 @@
 //! Trials are chosen, run side by side, judged and told.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::time::Instant;
 
@@ -27,6 +30,9 @@ pub(crate) struct TrialArgs {
     /// Name the trials, and those that cannot be run here with the reason; run none.
     #[arg(long)]
     list: bool,
+    /// Run a part: each feature once, and a few trials more. The text, like a commit's hash, chooses which.
+    #[arg(long, value_name = "SEED")]
+    part: Option<String>,
     /// What carries the payloads of the jobs.
     #[arg(long, value_enum, default_value = "host")]
     transport: Transport,
@@ -38,9 +44,15 @@ pub(crate) struct TrialArgs {
     json: bool,
 }
 
+/// For so many trials that bring a feature a part has one more.
+const MORE: usize = 8;
+
 /// One thing to try.
 pub(crate) trait Trial: Sync {
     fn name(&self) -> String;
+
+    /// What a part must have at least once.
+    fn features(&self) -> Vec<String>;
 
     /// What it is, for a person.
     fn means(&self, ground: Ground) -> String;
@@ -110,6 +122,10 @@ impl TrialArgs {
             let name = trial.name();
             only.is_empty() || only.iter().any(|text| name.contains(text))
         });
+        if let Some(seed) = &self.part {
+            trials.retain(|trial| trial.not_here(ground).is_none());
+            choose(&mut trials, seed);
+        }
         if trials.is_empty() {
             return Err(Error::Usage(format!(
                 "none of the {what} has {only:?} in its name; --list names them"
@@ -175,5 +191,69 @@ impl TrialArgs {
             return Err(Error::local(FaultKind::TimedOut, "end jobs", why));
         }
         Ok(())
+    }
+}
+
+/// Keeps a part of the trials that has each feature. The seed gives their order, and so decides between equals.
+pub(crate) fn choose<T: Trial>(trials: &mut Vec<T>, seed: &str) {
+    trials.sort_by_cached_key(|trial| {
+        let mut digest = DefaultHasher::new();
+        (seed, trial.name()).hash(&mut digest);
+        digest.finish()
+    });
+    let with_features = trials.drain(..).map(|trial| (trial.features(), trial));
+    let mut others: Vec<_> = with_features.collect();
+    let mut seen = BTreeSet::new();
+    loop {
+        let new = |(features, _): &(Vec<String>, T)| {
+            let new = features.iter().filter(|feature| !seen.contains(*feature));
+            new.count()
+        };
+        let most = others.iter().map(new).enumerate();
+        let most = most.max_by_key(|(at, new)| (*new, Reverse(*at)));
+        let Some((at, 1..)) = most else { break };
+        let (features, trial) = others.remove(at);
+        seen.extend(features);
+        trials.push(trial);
+    }
+    let more = trials.len() / MORE;
+    trials.extend(others.into_iter().map(|(_, trial)| trial).take(more));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Trial for u32 {
+        fn name(&self) -> String {
+            self.to_string()
+        }
+
+        fn features(&self) -> Vec<String> {
+            vec![format!("tens {}", self / 10), format!("ones {}", self % 10)]
+        }
+
+        fn means(&self, _: Ground) -> String {
+            String::new()
+        }
+
+        fn not_here(&self, _: Ground) -> Option<&'static str> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_part_has_each_feature_and_follows_from_its_seed() {
+        let part = |seed| {
+            let mut all = (0..100).collect();
+            choose(&mut all, seed);
+            all
+        };
+        let features: BTreeSet<_> = part("a").iter().flat_map(Trial::features).collect();
+        assert_eq!(features.len(), 20);
+        assert_eq!(part("a").len(), 10 + 10 / MORE);
+        assert_eq!(part("a"), part("a"));
+        let sorted = |seed| part(seed).into_iter().collect::<BTreeSet<_>>();
+        assert_ne!(sorted("a"), sorted("b"));
     }
 }

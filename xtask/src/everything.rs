@@ -1,0 +1,81 @@
+//! `cargo xtask everything [PART...]`: the whole of what `cargo xtask ci` runs a part of, and what takes too long for each
+//! commit. A release runs it.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use crate::process::{cargo, described, run as run_command};
+use crate::suite::PART;
+use crate::{fuzz, mutants, trials};
+
+type Part = (&'static str, fn() -> Result<()>);
+
+const PARTS: [Part; 8] = [
+    ("doc", doc),
+    ("faults", || in_trials("faults")),
+    ("shutdown", || in_trials("shutdown")),
+    ("placements", || trials::placements(&[])),
+    ("mutants", || mutants::run(&[])),
+    ("walk", mutants::walk),
+    ("fuzz", || fuzz::run(&words("--inputs 1000000"))),
+    ("soak", || trials::soak(&words("--minutes 10"))),
+];
+
+/// Runs these parts, or all, and says of each its commit and how long it took. It stops at the first that fails.
+pub(crate) fn run(names: &[String]) -> Result<()> {
+    let all = PARTS.map(|(name, _)| name);
+    let find = |name: &String| {
+        let part = PARTS.into_iter().find(|(part, _)| part == name);
+        part.with_context(|| format!("no part is called {name:?}; there are {}", all.join(", ")))
+    };
+    let chosen = names.iter().map(find).collect::<Result<Vec<_>>>()?;
+    let chosen = if chosen.is_empty() {
+        PARTS.into()
+    } else {
+        chosen
+    };
+    for (at, (name, part)) in chosen.iter().enumerate() {
+        let started = Instant::now();
+        part().with_context(|| {
+            let rest = chosen[at..].iter().map(|(name, _)| *name);
+            let rest = rest.collect::<Vec<_>>().join(" ");
+            format!("{name}; to go on: cargo xtask everything {rest}")
+        })?;
+        let seconds = started.elapsed().as_secs();
+        println!(
+            "everything: {name} at {} passed after {seconds} s",
+            described()?
+        );
+    }
+    Ok(())
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
+}
+
+/// Documents private items, too: a link that leads nowhere is an error.
+fn doc() -> Result<()> {
+    let mut doc = cargo(&[
+        "doc",
+        "--workspace",
+        "--no-deps",
+        "--document-private-items",
+    ]);
+    run_command(doc.env("RUSTDOCFLAGS", "--deny warnings"))
+}
+
+/// Runs the tests that start the trials of this name, with all trials in place of a part.
+fn in_trials(name: &str) -> Result<()> {
+    let tests = [
+        "test",
+        "--package",
+        "pp-trials",
+        "--test",
+        "suite",
+        "--",
+        name,
+    ];
+    run_command(cargo(&tests).env(PART, "all"))
+}
