@@ -15,6 +15,8 @@ use crate::trials;
 const MUST_RUN: &str = "PP_TESTS_MUST_RUN";
 /// Chooses what runs of the faults, shutdowns, placements and mutants; with `all`, all faults and shutdowns run.
 pub(crate) const PART: &str = "PP_TESTS_PART";
+/// Where the plugins lie that are built with the tests.
+const BUILT: &str = "PP_TESTS_BUILT";
 /// Crates with unsafe code, and so with something for a sanitizer to find.
 const UNSAFE_CRATES: [&str; 8] = [
     "--package",
@@ -40,8 +42,10 @@ pub(crate) fn run(mut beside: Vec<Command>) -> Result<()> {
     println!("{PART}={seed} chooses which faults, shutdowns and placements run");
     let mut tests = cargo(&["test", "--workspace", "--no-run"]);
     let trials = built(&mut tests, "pp-trials")?;
+    // Only what is asked for by name gets a name of its own above.
+    let plugins = &trials.with_file_name("deps");
     let mut later = vec![loom()?];
-    later.extend(memory()?);
+    later.extend(memory(plugins)?);
     beside.extend(later.iter().map(build_of));
     let beside = &mut beside;
     thread::scope(|scope| {
@@ -50,7 +54,7 @@ pub(crate) fn run(mut beside: Vec<Command>) -> Result<()> {
             beside.iter_mut().try_for_each(quiet)
         });
         let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-        run_command(tests.env(PART, &seed))?;
+        run_command(tests.env(PART, &seed).env(BUILT, plugins))?;
         trials::part_of_placements(&trials, &seed)?;
         beside.join().expect("it does not panic")
     })?;
@@ -92,7 +96,7 @@ fn loom() -> Result<Command> {
 /// The unsafe code under AddressSanitizer, where the toolchain has that.
 ///
 /// Toolchains from rust-lang.org ship the sanitizer's runtime. Only nightly ones take the flag by themselves.
-fn memory() -> Result<Option<Command>> {
+fn memory(plugins: &Path) -> Result<Option<Command>> {
     let libraries = output(command(rustc()).args(["--print", "target-libdir"]))?;
     if !has_sanitizer(Path::new(libraries.trim()))? {
         cannot_run(
@@ -110,6 +114,7 @@ fn memory() -> Result<Option<Command>> {
         .arg(target()?.join("asan"))
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", "-Zsanitizer=address")
+        .env(BUILT, plugins)
         // What is in flight when a peer dies is leaked on purpose.
         .env("ASAN_OPTIONS", "detect_leaks=0");
     Ok(Some(test))

@@ -79,8 +79,13 @@ pub(crate) fn median() -> PathBuf {
     compile_c_file(&root().join("plugins/median/median.c"), &[])
 }
 
-/// A `cdylib` of the workspace, built by the cargo that runs the tests if it is not there yet.
+/// A `cdylib` of the workspace. PP_TESTS_BUILT names the folder in which it lies if the whole workspace was built; else
+/// cargo builds it, and what it depends on once more, because a package alone has fewer features.
 pub(crate) fn rust_plugin(package: &str) -> PathBuf {
+    let library = format!("lib{}.so", package.replace('-', "_"));
+    if let Some(built) = std::env::var_os("PP_TESTS_BUILT") {
+        return Path::new(&built).join(library);
+    }
     let output = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--offline", "--package", package])
         .arg("--message-format=json-render-diagnostics")
@@ -97,7 +102,6 @@ pub(crate) fn rust_plugin(package: &str) -> PathBuf {
         String::from_utf8_lossy(&output.stderr)
     );
     // Cargo says where its target directory is.
-    let library = format!("lib{}.so", package.replace('-', "_"));
     let messages = String::from_utf8(output.stdout).expect("cargo prints text");
     let messages = messages
         .lines()
