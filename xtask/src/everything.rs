@@ -11,10 +11,11 @@ use crate::{fuzz, mutants, trials};
 
 type Part = (&'static str, fn() -> Result<()>);
 
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 9] = [
     ("doc", doc),
     ("faults", || in_trials("faults")),
     ("shutdown", || in_trials("shutdown")),
+    ("kills", || in_trials("each_kill")),
     ("placements", || trials::placements(&[])),
     ("mutants", || mutants::run(&[])),
     ("walk", mutants::walk),

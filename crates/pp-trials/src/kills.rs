@@ -3,7 +3,7 @@
 //! A job denoises a film of small frames while its rank of `phase_b` is killed again and again, each time only when the
 //! output goes on. The output must be that of an undisturbed job. Before and after it a process of this program does what a
 //! rank must do in any case (`start`): it opens the driver and a context, and loads the kernels. What a restart takes
-//! longer than that is ours. Between the kills the memory of the GPUs must stay what it is.
+//! longer than that is ours. Between the kills the memory of the GPUs must stay what it is, and rank 0 must not grow.
 
 mod start;
 
@@ -18,7 +18,7 @@ use pp_command::{TransportChoice, whole};
 use pp_device::Device;
 use pp_job::Error;
 use pp_testing::Folder;
-use pp_testing::process::{Ended, Held, Output, Process, Strike, run};
+use pp_testing::process::{Ended, Footprint, Held, Output, Process, Strike, run};
 use rustix::process::Signal;
 use serde::Serialize;
 use serde_json::Value;
@@ -32,6 +32,9 @@ use crate::trial::TWO;
 const FRAMES: u64 = 600;
 /// By then a job has made all that it makes once.
 const WARM_UP: usize = 10;
+/// What rank 0 may grow by after that: noise of the allocator, and one generation that is there at one moment alone.
+const GROWS_KIB: u64 = 16 * 1024;
+const GROWS: [usize; 3] = [6, 12, 60];
 /// A process that is not ready after so long hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The rank that is killed.
@@ -217,13 +220,17 @@ fn away(transport: &str, kills: usize, devices: &[Device]) -> Result<(Vec<f64>, 
     let more = ["--restarts", "1000000", "--report"].map(Path::new);
     let mut held = Held::start(&mut job(&[&more[..], &[&path]].concat())?, film);
     let (mut early, mut late) = (None, Vec::new());
+    let rank_0 = held.rank(0);
+    let footprint = || Footprint::of(rank_0).context("rank 0 is gone");
+    let (mut before, mut after) = (footprint()?, footprint()?);
     for kill in 0..kills {
         let at = FRAMES * FRAME_BYTES * (kill as u64 + 1);
         // Here the rank is back.
         held.wait_for(at);
-        late = free(devices)?;
+        (late, after) = (free(devices)?, footprint()?);
         if kill == WARM_UP.min(kills / 2) {
             early = Some(late.clone());
+            before = after;
         }
         held.strike_rank(
             VICTIM,
@@ -236,6 +243,13 @@ fn away(transport: &str, kills: usize, devices: &[Device]) -> Result<(Vec<f64>, 
     }
     let ended = held.finish();
     ensure!(output(ended)? == wanted, "the output is another one");
+    let counts = |of: Footprint| [of.threads, of.descriptors, of.mappings];
+    let mut counts = counts(before).into_iter().zip(counts(after)).zip(GROWS);
+    ensure!(
+        after.rss_kib <= before.rss_kib + GROWS_KIB
+            && counts.all(|((before, after), grows)| after <= before + grows),
+        "rank 0 grew from {before:?} to {after:?}"
+    );
     let report: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
     let recoveries = report["run"]["recoveries"].as_array();
     let recoveries = recoveries.context("a report without recoveries")?;

@@ -17,7 +17,6 @@ mod plan;
 mod plugins;
 mod restart;
 mod restart_ends;
-mod restart_long;
 mod schedule;
 mod secrets;
 mod stages;

@@ -29,9 +29,9 @@ fn calm(mut command: Command, input: &[u8]) -> Vec<u8> {
     run(&mut command, Some(input.to_vec())).succeeded().stdout
 }
 
-/// Strikes a run, and holds its output against that of a calm one.
+/// Strikes ranks of a run, and holds its output against that of a calm one.
 #[track_caller]
-fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[Strike]) -> u64 {
+fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[(u32, Strike)]) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let folder = folder(&format!(
         "unmoved_{}",
@@ -41,7 +41,9 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
     command.args(["--restarts", "100", "--report"]).arg(&json);
     command.env("PP_LOG", "warn");
     let mut held = Held::start(&mut command, input.to_vec());
-    strikes.iter().for_each(|strike| held.strike(*strike));
+    for (rank, strike) in strikes {
+        held.strike_rank(*rank, *strike);
+    }
     let ranks = children(held.id());
     let ended = held.finish();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -53,24 +55,34 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
     );
     let report = report(&json);
     let used = report["restarts"].as_u64().unwrap();
-    assert!((1..=strikes.len() as u64).contains(&used), "{report}");
-    let are_kills = strikes.iter().all(|strike| strike.signal == Signal::KILL);
+    let is_any = |is: fn(&Strike) -> bool| strikes.iter().any(|(_, strike)| is(strike));
+    // One that is struck before the ranks have met costs no restart.
+    let most = strikes.len() as u64;
+    let may_be = match is_any(|strike| strike.at == 0) {
+        true => 0..=most,
+        // A stopped process is replaced once more, and so is one that gets no core for long.
+        false if is_any(|strike| strike.signal == Signal::STOP) => most.min(2)..=100,
+        false => 1..=most,
+    };
+    assert!(may_be.contains(&used), "{report}");
+    let is_struck = |cause: &str| {
+        strikes
+            .iter()
+            .any(|(rank, _)| cause.contains(&format!("rank {rank}")))
+    };
+    let are_kills = !is_any(|strike| strike.signal != Signal::KILL);
     for recovery in report["recoveries"].as_array().unwrap() {
         let cause = recovery["cause"].as_str().unwrap();
-        assert!(cause.contains("rank 1"), "{cause}");
+        assert!(is_struck(cause), "{report}");
         assert!(!are_kills || cause.contains(KILLED), "{cause}");
     }
-    let gone = ended
-        .stderr
-        .lines()
-        .filter(|line| line.starts_with("pp: rank 1 is gone"));
-    for line in gone.filter(|_| are_kills) {
+    let is_gone = |line: &&str| line.starts_with("pp: rank") && line.contains(" is gone");
+    for line in ended.stderr.lines().filter(is_gone).filter(|_| are_kills) {
         assert!(line.contains(KILLED), "{line}");
     }
-    let logged = ended.stderr.matches("rank 1 starts again").count();
+    let logged = ended.stderr.matches(" starts again").count();
     let said = ended.stderr.matches("; restart ").count();
-    assert!(logged == said && said > 0, "{}", ended.stderr);
-    used
+    assert!(logged == said && said >= used as usize, "{}", ended.stderr);
 }
 
 #[test]
@@ -117,93 +129,44 @@ fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
     }
 }
 
-/// It was started and stopped at once, so it never comes: after a while another is asked for.
-#[test]
-fn a_rank_that_never_comes_is_replaced_too() {
-    let input = video(64, 48, "mono", 80);
-    let wanted = calm(host(&[]), &input);
-    // One that gets no core for so long has not come either.
-    let mut command = host(&["--restarts", "100"]);
-    command.env("PP_RESTART_WITHIN_MS", "1000");
-    let mut held = Held::start(&mut command, input);
-    for kind in [Signal::KILL, Signal::STOP] {
-        held.strike(Strike {
-            at: 60_000,
-            after: Duration::ZERO,
-            signal: kind,
-        });
-    }
-    let ended = held.finish();
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.stdout == wanted, "the output is another");
-    let (before, _) = ended.stderr.split_once(" of 100 times").unwrap();
-    let used: u32 = before.rsplit(' ').next().unwrap().parse().unwrap();
-    assert!(used >= 2, "{}", ended.stderr);
+/// A strike at a rank, so long after a moment.
+fn at(rank: u32, at: u64, ms: u64, signal: Signal) -> (u32, Strike) {
+    let after = Duration::from_millis(ms);
+    (rank, Strike { at, after, signal })
 }
 
-/// Rank 0 hears of one loss alone. Of ranks that join while another does not come, none may end because of that.
 #[test]
-fn ranks_that_are_lost_together_are_all_replaced() {
+fn ranks_that_are_lost_while_others_are_being_replaced_are_replaced_too() {
+    const TWO: &str = "encode@0,phase_b@1,decode@0";
+    const APART: &str = "encode@0,phase_b@1,decode@2";
+    const FOUR: &str = "encode@0,phase_b@1,phase_b@2,decode@3";
     let input = video(64, 48, "mono", 80);
-    let four = ["--pipeline", "encode@0,phase_b@1,phase_b@2,decode@3"];
-    let wanted = calm(host(&four), &input);
-    let [first, second] = [1, 2].map(|rank| (rank, Signal::KILL));
-    for strikes in [
-        vec![first, second],
-        vec![first, second, (1, Signal::STOP)],
-        vec![first, second, (2, Signal::STOP)],
-    ] {
-        let mut command = host(&four);
-        command.args(["--restarts", "100"]);
+    let half = input.len() as u64 / 2;
+    let kill = |rank, ms| at(rank, half, ms, Signal::KILL);
+    // Stopped before it can join: it never comes, and after a while another is asked for.
+    let stop = |rank| at(rank, half, 0, Signal::STOP);
+    let mut rows = vec![
+        (TWO, vec![kill(1, 0), stop(1)]),
+        // Before they have come up.
+        (
+            TWO,
+            [0, 0, 1, 2, 3, 5, 8, 13].map(|ms| kill(1, ms)).to_vec(),
+        ),
+        // Rank 0 hears of one loss alone. Of ranks that join while another does not come, none may end because of that.
+        (FOUR, vec![kill(1, 0), kill(2, 0)]),
+        (FOUR, vec![kill(1, 0), kill(2, 0), stop(1)]),
+        (FOUR, vec![kill(1, 0), kill(2, 0), stop(2)]),
+    ];
+    // While all meet: the sink stands on a rank of its own, and must not end because of the other.
+    let starts = [0, 2, 4, 5, 6, 7, 8, 9, 10, 12, 15];
+    rows.extend(starts.map(|ms| (APART, vec![at(1, 0, ms, Signal::KILL)])));
+    let wanted = calm(host(&["--pipeline", TWO]), &input);
+    for (pipeline, strikes) in rows {
+        println!("{pipeline} {strikes:?}");
+        let mut command = host(&["--pipeline", pipeline]);
         command.env("PP_RESTART_WITHIN_MS", "1000");
-        let mut held = Held::start(&mut command, input.clone());
-        for (rank, signal) in &strikes {
-            let strike = Strike {
-                signal: *signal,
-                ..KILL
-            };
-            held.strike_rank(*rank, strike);
-        }
-        let ended = held.finish();
-        assert_eq!(ended.code, Some(0), "{strikes:?}: {}", ended.stderr);
-        assert!(ended.stdout == wanted, "{strikes:?}: another output");
+        assert_unmoved(command, &input, &wanted, &strikes);
     }
-}
-
-/// The sink stands on a rank of its own, which is not started again: it must not end because of the others.
-#[test]
-fn a_rank_that_dies_while_all_meet_is_replaced() {
-    let input = video(64, 48, "mono", 40);
-    let three = ["--pipeline", "encode@0,phase_b@1,decode@2"];
-    let wanted = calm(host(&three), &input);
-    for ms in [0, 2, 4, 5, 6, 7, 8, 9, 10, 12, 15] {
-        let mut command = host(&three);
-        command.args(["--restarts", "100"]);
-        let mut held = Held::start(&mut command, input.clone());
-        let strike = Strike {
-            at: 0,
-            after: Duration::from_millis(ms),
-            ..KILL
-        };
-        held.strike_rank(1, strike);
-        let ended = held.finish();
-        assert_eq!(ended.code, Some(0), "{ms} ms: {}", ended.stderr);
-        assert!(ended.stdout == wanted, "{ms} ms: another output");
-    }
-}
-
-/// Kills that fall upon ranks that have just been started, and have not met anybody.
-#[test]
-fn killed_again_before_it_has_come_up_it_comes_all_the_same() {
-    let input = video(64, 48, "mono", 80);
-    let wanted = calm(host(&[]), &input);
-    let at = input.len() as u64 / 2;
-    let strikes = [0, 0, 1, 2, 3, 5, 8, 13].map(|ms| Strike {
-        at,
-        after: Duration::from_millis(ms),
-        signal: Signal::KILL,
-    });
-    assert_unmoved(host(&[]), &input, &wanted, &strikes);
 }
 
 #[test]
@@ -346,11 +309,7 @@ fn on_gpus_a_rank_that_is_stopped_is_replaced() {
     let fakes = Fakes::without_revoke();
     let folder = folder("restart_nccl_stopped");
     let input = video(64, 48, "mono", 80);
-    let strike = Strike {
-        at: input.len() as u64 / 3,
-        after: Duration::from_micros(700),
-        signal: Signal::STOP,
-    };
+    let strike = at(1, input.len() as u64 / 3, 1, Signal::STOP);
     for transport in TRANSPORTS {
         let mut command = on_gpus(&fakes, &folder, transport, &["--denoise-steps", "0"]);
         command.env("PP_HEARTBEAT_MS", "1000");

@@ -25,14 +25,14 @@ pub(crate) fn host(args: &[&str]) -> Command {
     command
 }
 
-/// Kills all over an output of so many bytes. Some come while the one before is not made up for.
-pub(crate) fn kills(random: &mut Random, count: u64, bytes: u64) -> Vec<Strike> {
+/// Kills of rank 1 all over an output of so many bytes. Some come while the one before is not made up for.
+pub(crate) fn kills(random: &mut Random, count: u64, bytes: u64) -> Vec<(u32, Strike)> {
     let mut at: Vec<u64> = (0..count).map(|_| random.below(bytes)).collect();
     at.sort_unstable();
-    let kills = at.into_iter().map(|at| Strike {
-        at,
-        after: Duration::from_micros(random.below(4) * random.below(3000)),
-        signal: Signal::KILL,
+    let kills = at.into_iter().map(|at| {
+        let after = Duration::from_micros(random.below(4) * random.below(3000));
+        let signal = Signal::KILL;
+        (1, Strike { at, after, signal })
     });
     kills.collect()
 }

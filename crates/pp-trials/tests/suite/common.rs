@@ -29,15 +29,20 @@ pub(crate) fn meet_in(folder: &Folder, command: &mut Command) {
     }
 }
 
+/// Whether no part of the trials was chosen.
+pub(crate) fn runs_all() -> bool {
+    std::env::var_os("PP_TESTS_PART").is_some_and(|chosen_by| chosen_by == "all")
+}
+
 /// Runs trials to their end, which must be a good one, early or late: at least so many ran, and the others have a reason
 /// with one of these words in it. PP_TESTS_PART chooses a part of the trials, with another choice for other arguments;
 /// with `all` they all run.
 #[track_caller]
 pub(crate) fn assert_all_behave(command: &mut Command, least: usize, reasons: &[&str]) {
-    let chosen_by = std::env::var("PP_TESTS_PART").unwrap_or_default();
-    let one_in = if chosen_by == "all" {
+    let one_in = if runs_all() {
         1
     } else {
+        let chosen_by = std::env::var("PP_TESTS_PART").unwrap_or_default();
         let seed = format!("{chosen_by} {:?}", command.get_args().collect::<Vec<_>>());
         eprintln!("PP_TESTS_PART={chosen_by} chooses; --part {seed:?}");
         command.args(["--part", &seed]);

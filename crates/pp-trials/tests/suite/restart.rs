@@ -2,11 +2,12 @@
 
 use std::process::Command;
 
+use pp_fakes::Fakes;
 use pp_testing::process::run;
 use pp_testing::video;
 use serde_json::Value;
 
-use crate::common::pp;
+use crate::common::{folder, pp, runs_all};
 
 /// A command that reads and writes a video through this process.
 fn through(more: &[&str]) -> Command {
@@ -76,17 +77,30 @@ fn a_panic_is_named_by_the_rank_that_panicked() {
 }
 
 #[test]
-fn each_kill_is_made_up_for_and_timed_beside_a_bare_start() {
-    let args = ["kills", "--kills", "4", "--starts", "3", "--json"];
-    let ended = run(&mut pp(&args), None).succeeded();
-    let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
-    let times = ["back_in_service", "bare_start"].map(|key| &report[key]);
-    assert_eq!(times.map(|times| &times["count"]), [4, 3], "{report}");
-    for times in times {
-        let ms = |key: &str| times[key].as_f64().unwrap();
-        assert!(0.0 < ms("median_ms") && ms("median_ms") <= ms("worst_ms"));
+fn each_kill_is_made_up_for_and_timed_beside_a_bare_start_and_rank_0_does_not_grow() {
+    // The others take minutes.
+    let (kills, transports) = match runs_all() {
+        true => (200, &["host", "p2p", "nccl"][..]),
+        false => (4, &["host"][..]),
+    };
+    for transport in transports {
+        let folder = folder(&format!("kills_{transport}"));
+        let mut command = pp(&["kills", "--starts", "3", "--json", "--transport", transport]);
+        command.args(["--kills", &kills.to_string()]);
+        if *transport != "host" {
+            Fakes::newest().give_to(&mut command);
+            command.env("PP_FAKE_NCCL_DIR", folder.file(""));
+        }
+        let ended = run(&mut command, None).succeeded();
+        let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+        let times = ["back_in_service", "bare_start"].map(|key| &report[key]);
+        assert_eq!(times.map(|times| &times["count"]), [kills, 3], "{report}");
+        for times in times {
+            let ms = |key: &str| times[key].as_f64().unwrap();
+            assert!(0.0 < ms("median_ms") && ms("median_ms") <= ms("worst_ms"));
+        }
+        let median = |at: usize| times[at]["median_ms"].as_f64().unwrap();
+        let over = report["over_median_ms"].as_f64().unwrap();
+        assert!((over - (median(0) - median(1))).abs() < 1e-6, "{report}");
     }
-    let median = |at: usize| times[at]["median_ms"].as_f64().unwrap();
-    let over = report["over_median_ms"].as_f64().unwrap();
-    assert!((over - (median(0) - median(1))).abs() < 1e-6, "{report}");
 }
