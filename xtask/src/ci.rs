@@ -21,13 +21,8 @@ pub(crate) fn run() -> Result<()> {
         "warnings",
     ]))?;
     // The fuzz targets are a workspace of their own; without libFuzzer they need no C++ compiler.
-    let mut fuzz = cargo(&[
-        "check",
-        "--manifest-path",
-        "fuzz/Cargo.toml",
-        "--no-default-features",
-        "--locked",
-    ]);
+    let mut fuzz = cargo(&["check", "--manifest-path", "fuzz/Cargo.toml", "--locked"]);
+    fuzz.arg("--no-default-features");
     fuzz.env("CARGO_TARGET_DIR", target()?.join("fuzz"));
     let one = ["--by".to_owned(), suite::seed()];
     suite::run(vec![fuzz, mutants::build(&one)?])?;

@@ -19,8 +19,8 @@ const PARTS: [Part; 9] = [
     ("placements", || trials::placements(&[])),
     ("mutants", || mutants::run(&[])),
     ("walk", mutants::walk),
-    ("fuzz", || fuzz::run(&words("--inputs 1000000"))),
-    ("soak", || trials::soak(&words("--minutes 10"))),
+    ("fuzz", || fuzz::run(&[])),
+    ("soak", || trials::soak(&[])),
 ];
 
 /// Runs these parts, or all, and says of each its commit and how long it took. It stops at the first that fails.
@@ -30,53 +30,32 @@ pub(crate) fn run(names: &[String]) -> Result<()> {
         let part = PARTS.into_iter().find(|(part, _)| part == name);
         part.with_context(|| format!("no part is called {name:?}; there are {}", all.join(", ")))
     };
-    let chosen = names.iter().map(find).collect::<Result<Vec<_>>>()?;
-    let chosen = if chosen.is_empty() {
-        PARTS.into()
-    } else {
-        chosen
-    };
+    let mut chosen = names.iter().map(find).collect::<Result<Vec<_>>>()?;
+    if chosen.is_empty() {
+        chosen = PARTS.into();
+    }
     for (at, (name, part)) in chosen.iter().enumerate() {
         let started = Instant::now();
         part().with_context(|| {
-            let rest = chosen[at..].iter().map(|(name, _)| *name);
-            let rest = rest.collect::<Vec<_>>().join(" ");
+            let rest: Vec<_> = chosen[at..].iter().map(|(name, _)| *name).collect();
+            let rest = rest.join(" ");
             format!("{name}; to go on: cargo xtask everything {rest}")
         })?;
-        let seconds = started.elapsed().as_secs();
-        println!(
-            "everything: {name} at {} passed after {seconds} s",
-            described()?
-        );
+        let (commit, seconds) = (described()?, started.elapsed().as_secs());
+        println!("everything: {name} at {commit} passed after {seconds} s");
     }
     Ok(())
 }
 
-fn words(text: &str) -> Vec<String> {
-    text.split(' ').map(str::to_owned).collect()
-}
-
 /// Documents private items, too: a link that leads nowhere is an error.
 fn doc() -> Result<()> {
-    let mut doc = cargo(&[
-        "doc",
-        "--workspace",
-        "--no-deps",
-        "--document-private-items",
-    ]);
+    let mut doc = cargo(&["doc", "--workspace", "--no-deps"]);
+    doc.arg("--document-private-items");
     run_command(doc.env("RUSTDOCFLAGS", "--deny warnings"))
 }
 
 /// Runs the tests that start the trials of this name, with all trials in place of a part.
 fn in_trials(name: &str) -> Result<()> {
-    let tests = [
-        "test",
-        "--package",
-        "pp-trials",
-        "--test",
-        "suite",
-        "--",
-        name,
-    ];
-    run_command(cargo(&tests).env(PART, "all"))
+    let mut tests = cargo(&["test", "--package", "pp-trials", "--test", "suite"]);
+    run_command(tests.args(["--", name]).env(PART, "all"))
 }
