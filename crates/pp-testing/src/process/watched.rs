@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -50,6 +51,8 @@ pub struct Process {
     pid: u32,
     /// Open until the process has ended or is dropped here.
     input: Arc<Mutex<Option<ChildStdin>>>,
+    /// The thread that writes it: the next one waits for it.
+    writer: Mutex<Option<JoinHandle<()>>>,
     seen: Arc<Seen>,
 }
 
@@ -122,7 +125,12 @@ impl Process {
                 here.change(|now| now.ended = Some((Instant::now(), status)));
             }
         });
-        Self { pid, input, seen }
+        Self {
+            pid,
+            input,
+            writer: Mutex::default(),
+            seen,
+        }
     }
 
     /// Its number.
@@ -137,7 +145,10 @@ impl Process {
         write: impl FnOnce(&mut ChildStdin) -> std::io::Result<()> + Send + 'static,
     ) {
         let input = Arc::clone(&self.input);
-        std::thread::spawn(move || {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = writer.take();
+        *writer = Some(std::thread::spawn(move || {
+            let _ = before.map(JoinHandle::join);
             let mut input = input.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(pipe) = input.as_mut() {
                 // A process that has ended reads nothing more.
@@ -146,7 +157,7 @@ impl Process {
             if and_ends {
                 *input = None;
             }
-        });
+        }));
     }
 
     /// Does nothing to a process that has ended.
