@@ -105,7 +105,7 @@ fn fit(work_ns: u64, after_ns: u64, room_ns: u64) -> (u64, u64) {
 mod tests {
     use super::*;
     use crate::report::StageRecord;
-    use crate::report::synthetic;
+    use crate::report::testing;
 
     fn stage([idle_us, work_us]: [u64; 2]) -> StageRecord {
         StageRecord {
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn the_history_of_three_ranks_is_found_again() {
         let mut clock = Clock::new(true);
-        for truth in synthetic::three_ranks(40).records() {
+        for truth in testing::three_ranks(40).records() {
             let mut placed = truth.clone();
             for behind in [0, 1] {
                 placed.stages[behind].times = None;

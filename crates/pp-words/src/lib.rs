@@ -9,11 +9,11 @@
 
 pub mod bell;
 pub mod flight;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod gate;
 pub mod group;
 pub mod ring;
-#[cfg(any(test, feature = "fuzz"))]
-pub mod script;
 pub mod slots;
 mod sync;
 

@@ -12,7 +12,7 @@ use pp_contract::{
 use super::*;
 use crate::bell::Bell;
 use crate::in_flight::Completion;
-use pp_words::script::Script;
+use pp_words::fuzz::Script;
 
 pub use pp_words::ring::fuzz::ring;
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use pp_meet::control::fuzz::channel;
-use pp_words::script::Script;
+use pp_words::fuzz::Script;
 
 /// What a peer on another host says on the lane, between what this side does meanwhile.
 pub fn lane(bytes: &[u8]) {

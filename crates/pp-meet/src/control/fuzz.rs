@@ -16,7 +16,7 @@ use super::secure::{
     Answer, Caller, MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, MIN_ANSWER_BYTES, Sealer,
 };
 use super::socket::{Socket, SocketKind};
-use pp_words::script::Script;
+use pp_words::fuzz::Script;
 
 /// What a program that listens in rank 0's place answers to a call: as it is, and with the form of
 /// an answer. No program without the secret can make one that opens.

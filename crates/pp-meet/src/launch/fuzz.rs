@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Launch, LocalJob};
-use pp_words::script::Script;
+use pp_words::fuzz::Script;
 
 /// Begins every secret here, and is in nothing else.
 const SECRET: &str = "s3cret";

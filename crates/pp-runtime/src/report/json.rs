@@ -43,12 +43,12 @@ impl Serialize for Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::synthetic;
+    use crate::report::testing;
     use serde_json::{Value, json};
 
     #[test]
     fn the_report_parses_and_holds_run_measures_and_chunks() {
-        let recorder = synthetic::overlapped(6);
+        let recorder = testing::overlapped(6);
         let measures = Measures::of(&recorder, 0, &[]);
         let mut out = Vec::new();
         write_json(
@@ -77,12 +77,12 @@ mod tests {
 
     #[test]
     fn stages_and_ranks_are_lists_in_the_order_of_the_pipeline() {
-        let recorder = synthetic::three_ranks(40);
+        let recorder = testing::three_ranks(40);
         let measures = Measures::of(&recorder, 8, &[]);
         let mut out = Vec::new();
         write_json(&mut out, &(), &measures, &recorder).unwrap();
         let parsed: Value = serde_json::from_slice(&out).unwrap();
-        assert_eq!(parsed["pipeline"], synthetic::THREE);
+        assert_eq!(parsed["pipeline"], testing::THREE);
         let list = |key: &str, of: &str| -> Vec<Value> {
             let list = parsed["measures"][key].as_array().unwrap();
             list.iter().map(|entry| entry[of].clone()).collect()
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn each_member_of_a_group_has_its_own_figures() {
-        let recorder = synthetic::group(40);
+        let recorder = testing::group(40);
         let mut out = Vec::new();
         let measures = Measures::of(&recorder, 8, &[]);
         write_json(&mut out, &(), &measures, &recorder).unwrap();
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_reported() {
-        let recorder = synthetic::overlapped(3);
+        let recorder = testing::overlapped(3);
         let result = write_json(&mut [0u8; 16][..], &(), &Measures::default(), &recorder);
         assert_eq!(result.unwrap_err().kind(), io::ErrorKind::WriteZero);
     }

@@ -23,7 +23,7 @@ mod text;
 mod trace;
 
 #[cfg(test)]
-pub(crate) mod synthetic;
+pub(crate) mod testing;
 
 pub use far::{FAR, are_far_apart};
 pub use json::{SCHEMA, write_json};

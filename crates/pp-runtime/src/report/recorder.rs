@@ -119,7 +119,7 @@ impl Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::synthetic::{TWO, empty};
+    use crate::report::testing::{TWO, empty};
 
     fn record(chunk_index: u64) -> ChunkRecord {
         ChunkRecord {

@@ -129,7 +129,7 @@ fn headline(m: &Measures) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::synthetic::{self, THREE, TWO, empty};
+    use crate::report::testing::{self, THREE, TWO, empty};
     use crate::report::{StageRecord, StageTimes};
 
     fn svg(recorder: &Recorder, view: &View) -> String {
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn the_last_chunks_are_drawn_and_no_others_numbered_to_their_right() {
         let svg = svg(
-            &synthetic::overlapped(40),
+            &testing::overlapped(40),
             &View {
                 chunks: 6,
                 ..View::default()
@@ -172,9 +172,9 @@ mod tests {
             let lane = all.split(">phase_b</text>").nth(1).unwrap();
             count(lane.split("1 → 0").next().unwrap(), "<title>idle")
         };
-        assert!(waits(synthetic::serial(40)) >= 11);
+        assert!(waits(testing::serial(40)) >= 11);
         // The lead-in of the window and the drain at the end of the run only.
-        assert!(waits(synthetic::overlapped(40)) <= 2);
+        assert!(waits(testing::overlapped(40)) <= 2);
     }
 
     #[test]
@@ -183,12 +183,12 @@ mod tests {
             let records: Vec<_> = recorder.records().collect();
             Lane::edge(&records, &Scale::over(&records), recorder.pipeline(), to).rows
         };
-        let overlapped = rows(&synthetic::overlapped(40), 1);
+        let overlapped = rows(&testing::overlapped(40), 1);
         assert!(
             (2..=4).contains(&overlapped),
             "{overlapped} rows at depth 4"
         );
-        assert_eq!(rows(&synthetic::serial(40), 1), 1);
+        assert_eq!(rows(&testing::serial(40), 1), 1);
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
             lines.collect::<Vec<_>>()
         };
         assert_eq!(
-            names(&synthetic::overlapped(20)),
+            names(&testing::overlapped(20)),
             ["encode", "decode", "0 → 1", "phase_b", "1 → 0"]
         );
         let three = [
@@ -214,14 +214,14 @@ mod tests {
             "phase_b 2/2",
             "2 → 0",
         ];
-        assert_eq!(names(&synthetic::three_ranks(20)), three);
+        assert_eq!(names(&testing::three_ranks(20)), three);
         // The notes beside them have the ranks.
         assert_eq!(
-            names(&synthetic::group(20)),
+            names(&testing::group(20)),
             ["encode", "decode", "0 → 1", "phase_b", "1 → 0", "phase_b"]
         );
         assert_eq!(
-            names(&synthetic::one_rank(20)),
+            names(&testing::one_rank(20)),
             ["encode", "phase_b", "decode"]
         );
         assert_eq!(names(&empty(THREE, 1)), three);
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_member_of_a_group_is_drawn_as_long_as_it_worked() {
-        let svg = svg(&synthetic::group(20), &View::default());
+        let svg = svg(&testing::group(20), &View::default());
         let busy = ["rank 1, busy ", "rank 2, busy "].map(|row| {
             let note = svg.split(row).nth(1).unwrap();
             let percent = note.split(' ').next().unwrap();
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_restart_is_a_band_with_a_legend_where_it_is_shown() {
-        let recorder = synthetic::overlapped(40);
+        let recorder = testing::overlapped(40);
         let with = |chunks, restarts| {
             let view = View {
                 chunks,
@@ -282,7 +282,7 @@ mod tests {
             svg(&recorder, &view)
         };
         let bands = |svg: &str| [count(svg, "class=\"lost\""), count(svg, "rank lost</text>")];
-        let all = with(40, vec![synthetic::restart()]);
+        let all = with(40, vec![testing::restart()]);
         // The band, and the legend's.
         assert_eq!(bands(&all), [2, 1]);
         let title = "<title>rank 1 lost, served again after 2.00 ms: ";
@@ -292,6 +292,6 @@ mod tests {
         ));
         assert_eq!(bands(&with(40, Vec::new())), [0, 0]);
         // It was over long before the last chunks.
-        assert_eq!(bands(&with(4, vec![synthetic::restart()])), [0, 0]);
+        assert_eq!(bands(&with(4, vec![testing::restart()])), [0, 0]);
     }
 }

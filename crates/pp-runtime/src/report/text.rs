@@ -202,7 +202,7 @@ impl fmt::Display for Ratio {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{WhyNull, synthetic};
+    use super::super::{WhyNull, testing};
     use super::*;
 
     fn stage(stage: &str, rank: u32, work_ms: f64, idle: Option<[f64; 2]>) -> StageMeasures {
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn many_ranks_have_a_line_each_and_one_rank_no_score() {
         let text = |recorder| text(&Measures::of(&recorder, 8, &[]));
-        let three = text(synthetic::three_ranks(60));
+        let three = text(testing::three_ranks(60));
         let lines: Vec<_> = three.lines().collect();
         assert!(lines[2].starts_with("stages       rank 0 2."), "{three}");
         assert!(lines[3].starts_with("             rank 1 phase_b 1/2 3."));
@@ -338,7 +338,7 @@ mod tests {
         let pipeline = lines.last().unwrap();
         assert!(pipeline.starts_with("pipeline     phase_b 1/2 idle "));
         assert!(pipeline.contains(" %), phase_b 2/2 idle "), "{pipeline}");
-        let group = text(synthetic::group(60));
+        let group = text(testing::group(60));
         assert!(
             group.contains(", rank 1 phase_b on ranks 1+2 4."),
             "{group}"
@@ -350,11 +350,11 @@ mod tests {
             "{members}"
         );
         assert!(members.contains(" ms, rank 2 4."), "{members}");
-        let twice = synthetic::run("a@0 -> b@1 -> c@2 -> d@1", 60, 4, &[900, 700, 800, 600]);
+        let twice = testing::run("a@0 -> b@1 -> c@2 -> d@1", 60, 4, &[900, 700, 800, 600]);
         let twice = text(twice);
         assert!(twice.contains("pipeline     c idle "), "{twice}");
         assert!(!twice.contains("b idle") && !twice.contains("d idle"));
-        let one = text(synthetic::one_rank(60));
+        let one = text(testing::one_rank(60));
         assert!(one.contains("overlap score n/a: one rank leads all stages\n"));
         assert!(
             one.contains("\npipeline     in flight at most 1, "),

@@ -280,7 +280,7 @@ impl<'a, W: Write> TraceEvents<'a, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::synthetic::{self, TWO, empty};
+    use crate::report::testing::{self, TWO, empty};
 
     fn events(recorder: &Recorder) -> Vec<Value> {
         events_of(recorder, &View::default())
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn every_chunk_has_its_stages_transfers_and_arrows() {
-        let events = events(&synthetic::overlapped(5));
+        let events = events(&testing::overlapped(5));
         for name in ["encode", "phase_b", "decode"] {
             let found = of(&events, "X").filter(|e| e["name"].as_str().unwrap().starts_with(name));
             assert_eq!(found.count(), 5, "{name}");
@@ -315,8 +315,8 @@ mod tests {
     #[test]
     fn one_rank_has_no_transfers_and_three_have_one_for_each_edge() {
         for (recorder, ranks, transfers) in [
-            (synthetic::one_rank(5), 1, 0),
-            (synthetic::three_ranks(5), 3, 15),
+            (testing::one_rank(5), 1, 0),
+            (testing::three_ranks(5), 3, 15),
         ] {
             let events = events(&recorder);
             let processes = of(&events, "M").filter(|e| e["name"] == "process_name");
@@ -324,7 +324,7 @@ mod tests {
             let begun = of(&events, "b").filter(|e| e["cat"] == "transfer");
             assert_eq!(begun.count(), transfers);
         }
-        let events = events(&synthetic::three_ranks(5));
+        let events = events(&testing::three_ranks(5));
         let second = of(&events, "X").find(|e| e["name"] == "phase_b 2/2 3");
         assert_eq!(second.unwrap()["pid"], 2);
         let between = |e: &&Value| e["name"] == "phase_b 1/2 → phase_b 2/2";
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn each_member_of_a_group_has_a_thread_and_works_as_long_as_it_said() {
-        let events = events(&synthetic::group(5));
+        let events = events(&testing::group(5));
         let threads = of(&events, "M").filter(|e| e["args"]["name"] == "phase_b, ranks 1+2");
         let threads: Vec<_> = threads.map(|e| e["pid"].clone()).collect();
         assert_eq!(threads, [1, 2]);
@@ -384,13 +384,13 @@ mod tests {
             restarts: vec![Restart {
                 lost_ns: 5,
                 sent_ns: Some(10),
-                ..synthetic::restart()
+                ..testing::restart()
             }],
             ..View::default()
         };
         let again = in_flight(&events_of(&recorder, &view));
         assert_eq!(again, [1, 0, 1, 2, 1, 0, 1, 0]);
-        let overlapped = in_flight(&events(&synthetic::overlapped(40)));
+        let overlapped = in_flight(&events(&testing::overlapped(40)));
         assert_eq!(
             (overlapped.iter().max(), overlapped.last()),
             (Some(&4), Some(&0))
@@ -400,10 +400,10 @@ mod tests {
     #[test]
     fn a_restart_is_a_span_beside_the_stages_of_its_rank() {
         let view = View {
-            restarts: vec![synthetic::restart()],
+            restarts: vec![testing::restart()],
             ..View::default()
         };
-        let events = events_of(&synthetic::overlapped(40), &view);
+        let events = events_of(&testing::overlapped(40), &view);
         let lost = of(&events, "X").find(|e| e["name"] == "rank 1 lost");
         let lost = lost.unwrap();
         assert_eq!((&lost["pid"], &lost["dur"]), (&json!(1), &json!(2_000.0)));
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn ranks_are_processes_on_one_clock() {
-        let events = events(&synthetic::overlapped(3));
+        let events = events(&testing::overlapped(3));
         let stage = |name: &str| {
             let e = of(&events, "X").find(|e| e["name"] == name).unwrap();
             (

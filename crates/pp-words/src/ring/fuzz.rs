@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::script::Script;
+use crate::fuzz::Script;
 
 const BYTES: usize = 256;
 const MAX_FRAME: usize = 96;

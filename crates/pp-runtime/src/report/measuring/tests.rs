@@ -1,7 +1,7 @@
 use pp_contract::{Fault, FaultKind, Rank};
 
 use super::*;
-use crate::report::synthetic::{self, ONE, THREE, TWO, empty};
+use crate::report::testing::{self, ONE, THREE, TWO, empty};
 use crate::report::{StageRecord, WhyNull};
 
 const MS: u64 = 1_000_000;
@@ -99,7 +99,7 @@ fn three_ranks_by_hand() {
     // Simulated, and one chunk at a time.
     let works = [1_200, 3_600, 4_000, 1_100];
     for (depth, least, most) in [(5, 0.9, 1.0), (1, 0.0, 0.0)] {
-        let m = of(&synthetic::run(THREE, 100, depth, &works), 16);
+        let m = of(&testing::run(THREE, 100, depth, &works), 16);
         let score = m.overlap_score.unwrap();
         assert!((least..=most).contains(&score), "{score} at depth {depth}");
     }

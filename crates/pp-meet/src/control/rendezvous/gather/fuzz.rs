@@ -7,7 +7,7 @@ use super::*;
 use crate::control::secure::testing::{ONE, ZERO, ours};
 use crate::control::secure::{Answer, Caller};
 use crate::control::socket::Socket;
-use pp_words::script::Script;
+use pp_words::fuzz::Script;
 
 /// What a caller says to rank 0, in pieces. It may begin with the call of a rank of the job, which
 /// somebody else may repeat, whole or with changes; only who made it can go on from there.
