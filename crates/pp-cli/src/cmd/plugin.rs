@@ -311,3 +311,10 @@ impl Worker {
             .context("cannot wait for the process that checks the plugin")?)
     }
 }
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // A worker that has only begun would find this process gone, and say so.
+        let _ = self.end();
+    }
+}
