@@ -13,11 +13,12 @@ use pp_transport::launch::{Launch, LocalJob};
 
 use crate::config::{Config, UNSET_LAUNCHER};
 use crate::context::Context;
+use crate::decline::join_to_abort;
 use crate::end::{end_now, leave, log_aside, say};
 use crate::error::{Error, caught};
 use crate::flight::Flight;
 use crate::interrupt::{Hearing, take_signals};
-use crate::rank::decline::join_to_abort;
+
 use crate::reports::{Report, Reporter};
 use crate::signals::Signals;
 use crate::{RANK_0, supervisor};

@@ -28,6 +28,7 @@
 
 mod config;
 mod context;
+mod decline;
 mod end;
 mod error;
 mod flight;

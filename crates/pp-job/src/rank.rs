@@ -1,7 +1,6 @@
 //! A rank of a job, from its first step to its last chunk.
 
 mod connect;
-pub(crate) mod decline;
 mod failover;
 pub(crate) mod join;
 mod restart;
