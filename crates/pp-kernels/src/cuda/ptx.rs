@@ -1,10 +1,7 @@
-//! The embedded PTX of `kernels/*.cu`: which there is, which devices run it, and its digest.
-
-use std::sync::OnceLock;
+//! The embedded PTX of `kernels/*.cu`: which there is, and which devices run it.
 
 use pp_device::Device;
 
-use crate::denoise::settings;
 use crate::error::Failure;
 
 /// The modules, from the files of those names.
@@ -38,15 +35,6 @@ modules! {
     Digest = "digest",
 }
 
-/// What the denoiser's results come from.
-const DENOISER: [Source; 5] = [
-    Source::Encode,
-    Source::Decode,
-    Source::Noise,
-    Source::Unfold,
-    Source::Attend,
-];
-
 /// The oldest driver that takes PTX of this version (9.0), as the driver counts: 13.0.
 const NEEDED: u32 = 13_000;
 
@@ -76,23 +64,6 @@ pub(crate) fn check(driver: u32, [major, minor]: [u32; 2]) -> Result<(), Failure
     Ok(())
 }
 
-/// Changes with any PTX of the denoiser and with the numbers of the formula, whatever the device: both ranks have the
-/// same one.
-pub(crate) fn digest() -> u64 {
-    static DIGEST: OnceLock<u64> = OnceLock::new();
-    *DIGEST.get_or_init(|| {
-        let texts = DENOISER.iter().flat_map(|source| source.ptx().as_bytes());
-        fnv1a(texts.chain(&settings::DIGEST.to_le_bytes()))
-    })
-}
-
-/// Source: G. Fowler, L. C. Noll, K.-P. Vo, "The FNV Non-Cryptographic Hash Algorithm"; its 64-bit variant 1a.
-fn fnv1a<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
-    bytes.fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,12 +82,6 @@ mod tests {
             error.contains("CUDA 12.8") && error.contains("needs 13.0"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn the_hash_is_the_published_one() {
-        assert_eq!(fnv1a(b"".iter()), 0xCBF2_9CE4_8422_2325);
-        assert_eq!(fnv1a(b"foobar".iter()), 0x8594_4171_F739_67E8);
     }
 
     #[test]

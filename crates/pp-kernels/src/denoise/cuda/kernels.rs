@@ -4,6 +4,8 @@
 //!
 //! Modules are loaded once for a context and stay: unloading would wait for the device.
 
+use std::sync::OnceLock;
+
 use pp_device::arguments;
 
 use super::gpu::{Gpu, LaunchConfig};
@@ -12,6 +14,15 @@ use crate::cuda::once;
 use crate::cuda::ptx::{self, Source};
 use crate::denoise::settings;
 use crate::error::Failure;
+
+/// What the denoiser's results come from.
+const DENOISER: [Source; 5] = [
+    Source::Encode,
+    Source::Decode,
+    Source::Noise,
+    Source::Unfold,
+    Source::Attend,
+];
 
 /// Frames that one block of the attention works on.
 const ATTEND_FRAMES: [u32; 3] = [1, 2, 4];
@@ -295,6 +306,23 @@ fn strengths() -> [i64; 2] {
     std::array::from_fn(|_| schedule.next().unwrap_or(0))
 }
 
+/// Changes with any PTX of the denoiser and with the numbers of the formula, whatever the device: both ranks have the
+/// same one.
+pub(super) fn digest() -> u64 {
+    static DIGEST: OnceLock<u64> = OnceLock::new();
+    *DIGEST.get_or_init(|| {
+        let texts = DENOISER.iter().flat_map(|source| source.ptx().as_bytes());
+        fnv1a(texts.chain(&settings::DIGEST.to_le_bytes()))
+    })
+}
+
+/// Source: G. Fowler, L. C. Noll, K.-P. Vo, "The FNV Non-Cryptographic Hash Algorithm"; its 64-bit variant 1a.
+fn fnv1a<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
+    bytes.fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::sizes;
@@ -312,6 +340,12 @@ mod tests {
         terms
             .map(|term| term.parse::<f64>().expect("a number"))
             .sum()
+    }
+
+    #[test]
+    fn the_hash_is_the_published_one() {
+        assert_eq!(fnv1a(b"".iter()), 0xCBF2_9CE4_8422_2325);
+        assert_eq!(fnv1a(b"foobar".iter()), 0x8594_4171_F739_67E8);
     }
 
     #[test]

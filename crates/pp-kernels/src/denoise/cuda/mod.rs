@@ -21,7 +21,7 @@ use pp_device::Stream;
 pub use gpu::{Apart, Gpu, LaunchConfig, Limits, Rows};
 
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
-use crate::cuda::{borrow, ptx};
+use crate::cuda::borrow;
 use crate::denoise::geometry::Geometry;
 use crate::denoise::{settings, tensors};
 use crate::error::Failure;
@@ -91,7 +91,7 @@ impl Kernels for Ptx {
     type Session = PtxSession<Stream>;
 
     fn describe() -> Description {
-        settings::description("ptx", true, ptx::digest())
+        settings::description("ptx", true, kernels::digest())
     }
 
     fn create(
