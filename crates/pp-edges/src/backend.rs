@@ -17,20 +17,10 @@ use crate::error::TransportError;
 use crate::flight::FlightRecorder;
 use crate::group::Members;
 use crate::lane::shared::{self, SharedEnd};
+pub use crate::shm::layout::EdgeEnd;
 use crate::shm::layout::{EdgeShape, Holds, Layout};
 use crate::shm::region::Region;
 use pp_meet::control::ControlSender;
-
-/// One end of an edge between this rank and a peer, before it is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EdgeEnd {
-    /// The number of the edge: the same on both ranks, and unique in the job.
-    pub edge: u32,
-    /// Its slots.
-    pub shape: EdgeShape,
-    /// Whether this rank sends.
-    pub is_sender: bool,
-}
 
 /// One end of an edge between this rank and a peer.
 #[derive(Debug)]

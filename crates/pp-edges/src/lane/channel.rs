@@ -16,9 +16,9 @@ use std::time::Instant;
 use pp_contract::{MAX_FRAME_BYTES, Rank};
 
 use super::words::{OutSlots, Words};
-use crate::backend::EdgeEnd;
 use crate::bell::Bell;
 use crate::error::{TransportError, misbehaved};
+use crate::shm::layout::EdgeEnd;
 use pp_meet::Announced;
 use pp_meet::control::{ControlSender, MAX_MESSAGE_BYTES, Message};
 use pp_words::ring::NO_SLOT;

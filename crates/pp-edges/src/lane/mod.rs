@@ -25,11 +25,10 @@ pub use self::channel::Inlet;
 use self::channel::{ChannelRx, ChannelTx, Side};
 #[doc(hidden)]
 pub use self::words::{OutSlots, Words};
-use crate::backend::EdgeEnd;
 use crate::bell::Bell;
 use crate::error::{TransportError, misbehaved};
 use crate::lane::shared::SharedEnd;
-use crate::shm::layout::{EdgeShape, Holds};
+use crate::shm::layout::{EdgeEnd, EdgeShape, Holds};
 use crate::shm::region::{BytesAt, WordsAt};
 use pp_meet::control::ControlSender;
 use pp_words::ring::{NO_SLOT, RingReceiver, RingSender};

@@ -45,6 +45,17 @@ impl EdgeShape {
     }
 }
 
+/// One end of an edge between this rank and a peer, before it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EdgeEnd {
+    /// The number of the edge: the same on both ranks, and unique in the job.
+    pub edge: u32,
+    /// Its slots.
+    pub shape: EdgeShape,
+    /// Whether this rank sends.
+    pub is_sender: bool,
+}
+
 /// What a region holds of its edges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
