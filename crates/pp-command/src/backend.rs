@@ -9,8 +9,8 @@ use pp_contract::{Fault, FaultKind, Rank, with_source};
 use pp_device::{CudaError, Device};
 use pp_job::{Error, ThisRank};
 use pp_kernels::{Description, KernelSet, check_device};
-pub use pp_transport::gpu::p2p::GpuBackend;
-use pp_transport::gpu::p2p::Way;
+pub use pp_transport::gpu_backend::GpuBackend;
+use pp_transport::gpu_backend::Way;
 use pp_transport::launch::Launcher;
 use pp_transport::nccl::{Nccl, NcclBackend, uuid_text};
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use pp_kernels::KernelSet;
-use pp_transport::gpu::p2p::Way;
+use pp_transport::gpu_backend::Way;
 
 /// Where stages get their kernels.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use nccl_sys::Nccl;
 use pp_contract::{Fault, FaultKind, Rank, with_source};
 
-use super::trial::{self, Tried, Why, exchange};
+use crate::gpu::p2p::trial::{self, Tried, Why, exchange};
 use crate::gpu::{DeviceIn, DeviceLocal, DeviceOut, DeviceRx, DeviceTx, Receiving, Sending, join};
 use crate::nccl::{self, Communicator, NcclBackend, UniqueId};
 use pp_device::{CudaError, Reach};

@@ -3,5 +3,6 @@
 //! A part of pp-transport, which shows these modules to other crates.
 
 pub mod gpu;
+pub mod gpu_backend;
 pub mod nccl;
 pub mod times;

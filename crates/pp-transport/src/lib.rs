@@ -6,8 +6,8 @@
 //! receive is posted only with the header that announced it ([`edge`]).
 //!
 //! Choices: backends are values behind [`backend::Backend`]; [`host`] is shared memory between processes of one machine,
-//! [`nccl`] moves payloads between the GPUs of any, and [`gpu::p2p`] between those of one machine by copy engine. Both have
-//! the slots of [`gpu`]. Headers and credits take a [`lane`] beside the payloads. [`control`] carries the handshake,
+//! [`nccl`] moves payloads between the GPUs of any, and [`gpu_backend`] takes it or the copy engine, for each two ranks.
+//! Both have the slots of [`gpu`]. Headers and credits take a [`lane`] beside the payloads. [`control`] carries the handshake,
 //! descriptors, heartbeats and faults, authenticated; [`launch`] finds out which rank this process is; [`flight`] keeps this
 //! rank's last operations, to explain why a job stands still.
 
@@ -15,7 +15,7 @@
 pub mod fuzz;
 
 pub use pp_edges::{backend, bell, edge, error, flight, group, host, in_flight, lane};
-pub use pp_gpu::{gpu, nccl};
+pub use pp_gpu::{gpu, gpu_backend, nccl};
 pub use pp_meet::{control, launch};
 
 /// How long ranks wait for each other, and edges for their end.

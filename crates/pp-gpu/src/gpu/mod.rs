@@ -6,7 +6,7 @@ mod edge;
 mod far;
 mod lease;
 mod local;
-pub mod p2p;
+pub(crate) mod p2p;
 mod slots;
 
 use std::fmt::Debug;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use pp_device::{Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::flight::FlightRecorder;
-use pp_transport::gpu::p2p::{GpuBackend, Way};
 use pp_transport::gpu::{DeviceRx, DeviceTx};
+use pp_transport::gpu_backend::{GpuBackend, Way};
 use pp_transport::nccl::{Issuer, Nccl, NcclBackend};
 
 use crate::two_way::how;

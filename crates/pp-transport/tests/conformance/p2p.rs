@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use pp_contract::{Composer, Lockstep};
 use pp_testing::{prepare, wait_for};
 use pp_transport::error::TransportError;
-use pp_transport::gpu::p2p::GpuBackend;
+use pp_transport::gpu_backend::GpuBackend;
 
 use crate::devices::{Gate, HANG, Held, fakes, wait};
 use crate::gpu_link::{Mover, edge, ends, on_device, read_slowly, stream, talk};

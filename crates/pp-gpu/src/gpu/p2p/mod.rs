@@ -18,11 +18,8 @@
 //! and one number; to give back, one wait for an event and one number, on a stream of their own. What has arrived and what
 //! is read costs a load.
 //!
-//! Whether two ranks can send in this way is found out by trying, before any edge is made ([`GpuBackend`]).
+//! Whether two ranks can send in this way is found out by trying, before any edge is made ([`GpuBackend`](crate::gpu_backend::GpuBackend)).
 
-mod backend;
 mod life;
 mod numbers;
-mod trial;
-
-pub use backend::{Agreed, GpuBackend, Way};
+pub(crate) mod trial;

@@ -32,7 +32,7 @@ const PATTERN: usize = 4096;
 const PAGE: &str = "pp-numbers";
 
 /// Why two ranks cannot exchange payloads by copy engine, and which of them says so.
-pub(super) type Why = String;
+pub(crate) type Why = String;
 
 /// What can go wrong on one rank.
 #[derive(Debug, thiserror::Error)]
@@ -49,9 +49,9 @@ enum Failed {
 
 /// Edges that were tried, in the order of their numbers.
 #[derive(Debug)]
-pub(super) struct Tried {
-    pub(super) life: Arc<dyn EdgesLife>,
-    pub(super) edges: Vec<Lone>,
+pub(crate) struct Tried {
+    pub(crate) life: Arc<dyn EdgesLife>,
+    pub(crate) edges: Vec<Lone>,
 }
 
 /// The slots of an edge, as one rank has them, and what the other one does with each.
@@ -72,7 +72,7 @@ impl Path {
 ///
 /// # Errors
 /// The other rank is lost, or sent something else.
-pub(super) fn exchange<T, E: std::error::Error + 'static>(
+pub(crate) fn exchange<T, E: std::error::Error + 'static>(
     peer: &mut dyn Peer,
     own: Result<T, E>,
 ) -> Result<Result<T, Why>, Fault> {
@@ -100,7 +100,7 @@ macro_rules! both {
 ///
 /// # Errors
 /// The other rank is lost, or sent something else.
-pub(super) fn make(
+pub(crate) fn make(
     peer: &mut dyn Peer,
     device: &Device,
     edges: &[EdgeEnd],
