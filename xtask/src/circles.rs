@@ -3,13 +3,13 @@
 //! The nodes are files. File A uses file B when code in A names an item that B defines: in a `use`, in a path, or in the
 //! tokens of a macro. Re-exports are followed to the definition, so a `pub use` of a descendant is no use of it, and a
 //! module that a path only passes through is not used. Two files that use each other are a circle, parent and child too.
+//! So are two modules that stand side by side and use each other, each with all that is below it.
 //! A method that is called on `self`, or on a field of it, is an item, too: file A uses the file of the `impl` that defines
 //! it. Code that is compiled only for tests or for loom does not count, nor do comments and methods of other values.
 
 mod syntax;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
@@ -51,6 +51,7 @@ pub(crate) fn find() -> Result<(Vec<String>, usize)> {
             uses.extend(Tree::read(target, &read)?.uses());
         }
         found.extend(shortest_circle(&uses).map(|circle| in_words(&uses, &circle)));
+        found.extend(pairs(&uses));
     }
     Ok((found, crates.len()))
 }
@@ -569,16 +570,42 @@ fn shortest_circle(uses: &Uses) -> Option<Vec<&str>> {
 }
 
 fn in_words(uses: &Uses, circle: &[&str]) -> String {
-    let mut words = format!("a circle of {} files:", circle.len());
-    for (file, next) in circle.iter().zip(circle.iter().cycle().skip(1)) {
-        let Named { path, line } = &uses[*file][*next];
-        let _ = write!(
-            words,
-            "\n  {file}:{line} uses {} of {next}",
-            path.join("::")
-        );
+    let steps = circle.iter().zip(circle.iter().cycle().skip(1));
+    let steps = steps.map(|(file, next)| use_in_words(file, next, &uses[*file][*next]));
+    let steps: String = steps.collect();
+    format!("a circle of {} files:{steps}", circle.len())
+}
+
+fn use_in_words(file: &str, other: &str, Named { path, line }: &Named) -> String {
+    format!("\n  {file}:{line} uses {} of {other}", path.join("::"))
+}
+
+/// The modules that stand side by side and use each other, with what is below each, in words.
+fn pairs(uses: &Uses) -> Vec<String> {
+    let path_of = |file: &str| -> Vec<String> {
+        let file = file.trim_end_matches(".rs");
+        let ends = ["/mod", "/lib", "/main"];
+        let module = ends.iter().find_map(|end| file.strip_suffix(end));
+        let names = module.unwrap_or(file).split('/');
+        names.map(str::to_owned).collect()
+    };
+    let mut first = BTreeMap::new();
+    for (file, others) in uses {
+        for (other, named) in others {
+            let (from, to) = (path_of(file), path_of(other));
+            let at = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+            if at < from.len().min(to.len()) {
+                let modules = [from, to].map(|path| path[..=at].join("/"));
+                let words = || use_in_words(file, other, named);
+                first.entry(modules).or_insert_with(words);
+            }
+        }
     }
-    words
+    let pair = |([from, to], there): (&[String; 2], &String)| {
+        let back = first.get(&[to.clone(), from.clone()])?;
+        (from < to).then(|| format!("{from} and {to} use each other:{there}{back}"))
+    };
+    first.iter().filter_map(pair).collect()
 }
 
 #[cfg(test)]

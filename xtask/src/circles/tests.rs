@@ -141,3 +141,28 @@ fn a_circle_through_methods_of_self_and_of_its_fields_is_named() {
     ));
     assert!(found.unwrap().starts_with("a circle of"));
 }
+
+#[test]
+fn two_modules_side_by_side_are_named_when_files_below_them_use_each_other() {
+    let uses = |back: &'static str| {
+        let files = [
+            ("src/lib.rs", "mod a; mod b;"),
+            ("src/a.rs", "mod c; mod d;"),
+            ("src/a/c.rs", "pub struct C(crate::b::B);"),
+            ("src/a/d.rs", "pub struct D;"),
+            ("src/b/mod.rs", "pub mod e; pub struct B;"),
+            ("src/b/e.rs", back),
+        ];
+        let read = |wanted: &str| {
+            let found = files.iter().find(|(file, _)| *file == wanted);
+            found.map(|(_, text)| (*text).to_owned())
+        };
+        let uses = Tree::read("src/lib.rs", &read).unwrap().uses();
+        assert_eq!(shortest_circle(&uses), None);
+        pairs(&uses)
+    };
+    assert_eq!(uses("struct E(super::B);"), Vec::<String>::new());
+    let words = "src/a and src/b use each other:\n  src/a/c.rs:1 uses crate::b::B of src/b/mod.rs\n  \
+                 src/b/e.rs:1 uses crate::a::d::D of src/a/d.rs";
+    assert_eq!(uses("struct E(crate::a::d::D);"), [words]);
+}
