@@ -8,7 +8,7 @@ mod restart;
 use std::sync::atomic::Ordering;
 
 use pp_contract::pipeline::EdgeKind;
-use pp_contract::{Fault, Pipeline, Rank};
+use pp_contract::{Fault, Pipeline, Plan, Rank};
 use pp_runtime::core::{FixedOrder, Order};
 use pp_runtime::driver::{RankOptions, RankRun, Stages};
 use pp_runtime::schedule::Runnable;
@@ -45,46 +45,13 @@ impl ThisRank<'_> {
     {
         crate::end::at_rest(B::is_at_rest);
         program.check(self.pipeline)?;
-        let heartbeat = self.context.config.heartbeat.unwrap_or_default();
-        let profile = profile
-            .set("heartbeat_ms", heartbeat.as_millis())
-            .set("restarts", self.restarts)
-            .set("depth", self.depth)
-            .set("pipeline", setting(self.pipeline));
-        let profile = match self.schedule {
-            Some(schedule) => profile.set("schedule", schedule),
-            None => profile,
-        };
+        let profile = self.profile(profile);
         let bell = Bell::new().map_err(anyhow::Error::new);
         let bell = bell?;
         if self.restarts > 0 && self.rank() != RANK_0 {
             backend.load_ahead();
         }
-        let within = self.context.config.meet_within;
-        let (joined, briefed) = loop {
-            let joined = join::join::<S::Plan, B>(&self, &backend, &profile, within);
-            match joined.and_then(|joined| self.hear_briefing(joined)) {
-                // It came and went; another may come while the input is looked at.
-                Err(JoinError {
-                    error: Error::Fault(fault),
-                    is_timeout: false,
-                    ..
-                }) if self.is_worth_a_restart(&fault) => {
-                    if self.rank() == RANK_0 {
-                        self.context.is_met.store(false, Ordering::Relaxed);
-                        break (None, None);
-                    }
-                }
-                // Rank 0 asks for another process of the rank that did not come, and meets all again, or ends the job.
-                Err(JoinError {
-                    is_dismissed: true, ..
-                }) if self.restarts > 0 && self.is_supervised() => {}
-                briefed => {
-                    let (joined, briefed) = briefed.map_err(|failed| failed.error)?;
-                    break (Some(joined), briefed);
-                }
-            }
-        };
+        let (joined, briefed) = self.meet::<S::Plan, B, T>(&backend, &profile)?;
         let who = format!("rank {}", self.rank());
         let opened = caught(who, || self.open(briefed, &mut program, &bell));
         let (stages, generation, briefing) = match opened {
@@ -99,17 +66,7 @@ impl ThisRank<'_> {
             flight: self.context.flight.recorder(),
             ..RankOptions::new(self.pipeline.clone(), self.depth, backend.capabilities())
         };
-        let shapes = Shapes {
-            pipeline: self.pipeline,
-            depth: self.depth,
-            slots: self.schedule.map_or(self.depth, Runnable::slots),
-            keeps: self.restarts > 0,
-            context: if self.restarts > 0 {
-                briefing.context_chunks
-            } else {
-                0
-            },
-        };
+        let shapes = self.shapes(briefing.context_chunks);
         let slot_bytes =
             |from: usize, to: usize| program.slot_bytes(self.pipeline, [from, to], &briefing.shape);
         let run = RankRun::new(self.rank(), stages, options, |from, to| {
@@ -160,6 +117,65 @@ impl ThisRank<'_> {
                 },
             ),
             None => Ok(()),
+        }
+    }
+
+    /// The settings that all ranks must have, with those of the job.
+    fn profile(&self, profile: Profile) -> Profile {
+        let heartbeat = self.context.config.heartbeat.unwrap_or_default();
+        let profile = profile
+            .set("heartbeat_ms", heartbeat.as_millis())
+            .set("restarts", self.restarts)
+            .set("depth", self.depth)
+            .set("pipeline", setting(self.pipeline));
+        match self.schedule {
+            Some(schedule) => profile.set("schedule", schedule),
+            None => profile,
+        }
+    }
+
+    /// Meets the other ranks for the first time. Gives none of them if one came and went that may be started again.
+    fn meet<P: Plan, B: Backend, T: DeserializeOwned>(
+        &self,
+        backend: &B,
+        profile: &Profile,
+    ) -> Result<(Option<JoinedRank>, Option<Briefed<T>>), Error> {
+        let within = self.context.config.meet_within;
+        loop {
+            let joined = join::join::<P, B>(self, backend, profile, within);
+            match joined.and_then(|joined| self.hear_briefing(joined)) {
+                // It came and went; another may come while the input is looked at.
+                Err(JoinError {
+                    error: Error::Fault(fault),
+                    is_timeout: false,
+                    ..
+                }) if self.is_worth_a_restart(&fault) => {
+                    if self.rank() == RANK_0 {
+                        self.context.is_met.store(false, Ordering::Relaxed);
+                        return Ok((None, None));
+                    }
+                }
+                // Rank 0 asks for another process of the rank that did not come, and meets all again, or ends the job.
+                Err(JoinError {
+                    is_dismissed: true, ..
+                }) if self.restarts > 0 && self.is_supervised() => {}
+                briefed => {
+                    let (joined, briefed) = briefed.map_err(|failed| failed.error)?;
+                    return Ok((Some(joined), briefed));
+                }
+            }
+        }
+    }
+
+    /// The shapes of the edges, where the source keeps so many chunks as context for a restart.
+    fn shapes(&self, context_chunks: u32) -> Shapes<'_> {
+        let keeps = self.restarts > 0;
+        Shapes {
+            pipeline: self.pipeline,
+            depth: self.depth,
+            slots: self.schedule.map_or(self.depth, Runnable::slots),
+            keeps,
+            context: if keeps { context_chunks } else { 0 },
         }
     }
 

@@ -30,6 +30,14 @@ pub(super) struct Ready<B: Backend> {
     pub(super) watch: Watch,
 }
 
+/// What a rank and its neighbours agreed on: the edges, the groups with the places of their stages, and what is done with
+/// headers from the control channel.
+type Agreed<B> = (
+    Vec<<B as Backend>::Agreed>,
+    Vec<(usize, <B as Backend>::AgreedGroup)>,
+    Option<OnFrame>,
+);
+
 impl JoinedRank {
     /// Connects this rank with its neighbours, under the eyes of the watchdog: a peer that dies meanwhile ends this rank,
     /// whatever a library waits for.
@@ -39,47 +47,11 @@ impl JoinedRank {
         (pipeline, edges): (&Pipeline, &[(Rank, Vec<EdgeEnd>)]),
         bell: Bell,
     ) -> Result<Ready<B>, Error> {
-        let mut agreed = Vec::new();
-        let mut on_frames: Vec<(Rank, OnFrame)> = Vec::new();
-        for (peer, ends) in edges {
-            let mut neighbour = Neighbour {
-                joined: &mut self,
-                rank: *peer,
-            };
-            let compared = neighbour.compare(pipeline, ends);
-            match compared.and_then(|()| backend.agree(&mut neighbour, ends, &bell)) {
-                Ok((with_peer, on_frame)) => {
-                    agreed.push(with_peer);
-                    on_frames.extend(on_frame.map(|on_frame| (*peer, on_frame)));
-                }
-                Err(fault) => return Err(self.give_up(fault.into())),
-            }
-        }
-        let mut agreed_groups = Vec::new();
-        for (at, stage) in pipeline.stages_at(self.own) {
-            if stage.ranks.len() == 1 {
-                continue;
-            }
-            let members = Members::new(&stage.name, &stage.ranks, self.own);
-            let members = members.expect("a pipeline names each rank of a group once");
-            match backend.agree_on_group(&members, &mut self) {
-                Ok(with_members) => agreed_groups.push((at, with_members)),
-                Err(fault) => return Err(self.give_up(fault.into())),
-            }
-        }
-        let on_frame = (!on_frames.is_empty()).then(|| -> OnFrame {
-            Box::new(move |rank, body| {
-                let mut all = on_frames.iter_mut();
-                match all.find(|(peer, _)| *peer == rank) {
-                    Some((_, take)) => take(rank, body),
-                    None => Err(TransportError::PeerMisbehaved {
-                        rank,
-                        why: "it sent a header over the control channel, and has other edges"
-                            .into(),
-                    }),
-                }
-            })
-        });
+        let (agreed, agreed_groups, on_frame) = match self.agree(backend, (pipeline, edges), &bell)
+        {
+            Ok(agreed) => agreed,
+            Err(fault) => return Err(self.give_up(fault.into())),
+        };
         let (rank, generation) = (self.own, self.generation);
         let (failover, context) = (self.failover.clone(), self.context.clone());
         let (switch, watch) = self.watch(bell, on_frame)?;
@@ -149,6 +121,50 @@ impl JoinedRank {
             switch,
             watch,
         })
+    }
+
+    /// Exchanges with the neighbours what the edges and groups need.
+    fn agree<B: Backend>(
+        &mut self,
+        backend: &mut B,
+        (pipeline, edges): (&Pipeline, &[(Rank, Vec<EdgeEnd>)]),
+        bell: &Bell,
+    ) -> Result<Agreed<B>, Fault> {
+        let mut agreed = Vec::new();
+        let mut on_frames: Vec<(Rank, OnFrame)> = Vec::new();
+        for (peer, ends) in edges {
+            let mut neighbour = Neighbour {
+                joined: self,
+                rank: *peer,
+            };
+            neighbour.compare(pipeline, ends)?;
+            let (with_peer, on_frame) = backend.agree(&mut neighbour, ends, bell)?;
+            agreed.push(with_peer);
+            on_frames.extend(on_frame.map(|on_frame| (*peer, on_frame)));
+        }
+        let mut groups = Vec::new();
+        for (at, stage) in pipeline.stages_at(self.own) {
+            if stage.ranks.len() == 1 {
+                continue;
+            }
+            let members = Members::new(&stage.name, &stage.ranks, self.own);
+            let members = members.expect("a pipeline names each rank of a group once");
+            groups.push((at, backend.agree_on_group(&members, self)?));
+        }
+        let on_frame = (!on_frames.is_empty()).then(|| -> OnFrame {
+            Box::new(move |rank, body| {
+                let mut all = on_frames.iter_mut();
+                match all.find(|(peer, _)| *peer == rank) {
+                    Some((_, take)) => take(rank, body),
+                    None => Err(TransportError::PeerMisbehaved {
+                        rank,
+                        why: "it sent a header over the control channel, and has other edges"
+                            .into(),
+                    }),
+                }
+            })
+        });
+        Ok((agreed, groups, on_frame))
     }
 
     fn watch(self, bell: Bell, on_frame: Option<OnFrame>) -> Result<(Switch, Watch), Error> {

@@ -9,18 +9,21 @@
 //! the rank again is not decided here: a supervisor is told by rank 0, a launcher sees it by itself. The ranks meet where
 //! they met the first time.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Generation, Pipeline, Plan, Rank};
 use pp_runtime::driver::{Driven, RankRun};
 use pp_runtime::stage::Source;
+use pp_runtime::switch::Switch;
+use pp_runtime::watch::Watch;
 use pp_transport::backend::{Backend, EdgeEnd, End};
 use pp_transport::bell::Bell;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::connect::Ready;
-use super::failover::Failover;
+use super::failover::{Aborts, Failover};
 use super::join::{Briefing, JoinError, JoinedRank, Profile, join};
 use crate::RANK_0;
 use crate::end::{log_aside, say_aside};
@@ -63,26 +66,14 @@ where
 {
     let (context, restarts) = (this.context, this.restarts);
     let is_supervised = context.is_supervised();
-    let within = context.config.restart_within;
     let mut start = None;
     // Why each connection so far was lost.
     let mut causes: Vec<Fault> = Vec::new();
     loop {
         let is_over = causes.len() as u64 >= u64::from(restarts);
-        // Said at once: the next process loads what it needs while the communicators end.
-        let ask_for_another = |process: TargetProcess, fault: &Fault, chunks: Option<Chunks>| {
-            if is_over {
-                return;
-            }
-            let why = fault.clone();
-            log_aside(move || tracing::warn!(fault = %why, "a rank is lost; another is awaited"));
-            if this.rank() != RANK_0 {
-                return;
-            }
-            let report = Report::PeerLost(fault.rank, process, fault.clone(), chunks);
-            context.reporter.tell(report);
-            if !is_supervised {
-                say_that_it_is_awaited(fault, within);
+        let ask = |process: TargetProcess, fault: &Fault, chunks: Option<Chunks>| {
+            if !is_over {
+                ask_for_another(this, process, fault, chunks);
             }
         };
         let last = is_over.then(|| ending(&causes, restarts, is_supervised));
@@ -91,64 +82,18 @@ where
             meet::<S::Plan, B, T>(this, backend, &mut meeting, causes.len(), failover.as_ref());
         let fault = match met {
             Ok((ready, generation, pids)) => {
-                let Ready {
-                    ends,
-                    groups,
-                    aborts,
-                    switch,
-                    watch,
-                } = ready;
-                let why = causes
-                    .last()
-                    .and_then(|lost| context.reporter.why_lost(lost.rank));
-                if let Some(why) = why {
-                    run.explain(why);
-                }
-                context.attach(&switch);
-                if this.rank() == RANK_0 {
-                    context.reporter.tell(Report::Connected);
-                    if restarts > 0 && start.is_none() {
-                        say_which_may_restart(this.pipeline, restarts);
-                    }
-                }
+                let is_first = start.is_none();
+                let (switch, watch, aborts) =
+                    begin(this, run, ready, (generation, causes.last(), is_first));
                 let start = *start.get_or_insert_with(Instant::now);
-                run.begin_attempt(generation.get() as u16);
-                for (number, end) in ends {
-                    run.attach(number as usize, end);
-                }
-                for (at, group) in groups {
-                    run.attach_group(at, group);
-                }
-                let who = format_args!("rank {}", this.rank());
-                let driven = caught(who, || Ok(run.drive(&switch)));
-                let (mut driven, panic) = match driven {
-                    Ok(driven) => (driven, None),
-                    Err(panic) => {
-                        // To the others this rank has died; another process may do better.
-                        let fault = Fault::new(FaultKind::PeerDied, this.rank(), "run", &panic);
-                        switch.raise(fault.clone());
-                        (Err(fault), Some(panic))
-                    }
-                };
-                if let Some(failover) = &failover {
-                    failover.driver_is_back();
-                    // Only rank 0 knows whether all will meet again, once its driver is back.
-                    if this.rank() != RANK_0 && matches!(driven, Ok(Driven::Lost(_))) {
-                        context.signals.await_replacement();
-                        // Whether it failed is told below.
-                        let _ = failover.abort("a rank is lost");
-                        if switch.is_source_done(within) {
-                            driven = run.leave();
-                        }
-                    }
-                }
+                let (driven, panic) = drive(this, run, &switch, failover.as_deref());
                 if let Ok(Driven::Lost(fault)) = &driven {
                     let pid = pids.iter().find(|(rank, _)| *rank == fault.rank);
                     let process =
                         pid.map_or(TargetProcess::Unknown, |(_, pid)| TargetProcess::This(*pid));
                     let chunks = run.in_flight();
                     let chunks = chunks.map(|(first, last)| (first.get(), last.get()));
-                    ask_for_another(process, fault, chunks);
+                    ask(process, fault, chunks);
                 }
                 watch.close();
                 if driven.is_err() {
@@ -175,7 +120,7 @@ where
             }
             Err(missed) => {
                 let (fault, process) = again(this, missed, &causes)?;
-                ask_for_another(process, &fault, None);
+                ask(process, &fault, None);
                 fault
             }
         };
@@ -198,13 +143,93 @@ where
     }
 }
 
+/// Asks for another process of a rank that is lost. That is said at once: the next process loads what it needs while the
+/// communicators end.
+fn ask_for_another(
+    this: &ThisRank<'_>,
+    process: TargetProcess,
+    fault: &Fault,
+    chunks: Option<Chunks>,
+) {
+    let why = fault.clone();
+    log_aside(move || tracing::warn!(fault = %why, "a rank is lost; another is awaited"));
+    if this.rank() != RANK_0 {
+        return;
+    }
+    let report = Report::PeerLost(fault.rank, process, fault.clone(), chunks);
+    this.context.reporter.tell(report);
+    if !this.is_supervised() {
+        say_that_it_is_awaited(fault, this.context.config.restart_within);
+    }
+}
+
+/// Gives a run the edges and groups of a generation. `lost` is the loss that it makes up for.
+fn begin<B: Backend, S: Source<B::Tx>>(
+    this: &ThisRank<'_>,
+    run: &mut RankRun<'_, B, S>,
+    ready: Ready<B>,
+    (generation, lost, is_first): (Generation, Option<&Fault>, bool),
+) -> (Switch, Watch, Arc<Aborts>) {
+    let context = this.context;
+    if let Some(why) = lost.and_then(|lost| context.reporter.why_lost(lost.rank)) {
+        run.explain(why);
+    }
+    context.attach(&ready.switch);
+    if this.rank() == RANK_0 {
+        context.reporter.tell(Report::Connected);
+        if this.restarts > 0 && is_first {
+            say_which_may_restart(this.pipeline, this.restarts);
+        }
+    }
+    run.begin_attempt(generation.get() as u16);
+    for (number, end) in ready.ends {
+        run.attach(number as usize, end);
+    }
+    for (at, group) in ready.groups {
+        run.attach_group(at, group);
+    }
+    (ready.switch, ready.watch, ready.aborts)
+}
+
+/// Drives a rank until the run ends or a rank is lost. A panic is a fault, and is given, too.
+fn drive<B: Backend, S: Source<B::Tx>>(
+    this: &ThisRank<'_>,
+    run: &mut RankRun<'_, B, S>,
+    switch: &Switch,
+    failover: Option<&Failover>,
+) -> (Result<Driven, Fault>, Option<Error>) {
+    let who = format_args!("rank {}", this.rank());
+    let (mut driven, panic) = match caught(who, || Ok(run.drive(switch))) {
+        Ok(driven) => (driven, None),
+        Err(panic) => {
+            // To the others this rank has died; another process may do better.
+            let fault = Fault::new(FaultKind::PeerDied, this.rank(), "run", &panic);
+            switch.raise(fault.clone());
+            (Err(fault), Some(panic))
+        }
+    };
+    if let Some(failover) = failover {
+        failover.driver_is_back();
+        // Only rank 0 knows whether all will meet again, once its driver is back.
+        if this.rank() != RANK_0 && matches!(driven, Ok(Driven::Lost(_))) {
+            this.context.signals.await_replacement();
+            // Whether it failed is told by the caller.
+            let _ = failover.abort("a rank is lost");
+            if switch.is_source_done(this.context.config.restart_within) {
+                driven = run.leave();
+            }
+        }
+    }
+    (driven, panic)
+}
+
 /// Meets the other ranks and connects with the neighbours.
 fn meet<P, B, T>(
     this: &ThisRank<'_>,
     backend: &mut B,
     meeting: &mut Meeting<'_, T>,
     lost: usize,
-    failover: Option<&std::sync::Arc<Failover>>,
+    failover: Option<&Arc<Failover>>,
 ) -> Result<Met<B>, JoinError>
 where
     P: Plan,

@@ -87,6 +87,12 @@ impl End {
         }
     }
 
+    /// Whether it did not handle signals yet, and one that asks for an end ended it.
+    fn is_interrupted_at_once(&self) -> bool {
+        let asks = |signal| [SIGINT, SIGTERM, SIGHUP].contains(&signal);
+        self.signal().is_some_and(asks)
+    }
+
     fn signal(&self) -> Option<i32> {
         self.status.and_then(|s| s.signal())
     }
@@ -140,6 +146,49 @@ impl Ends {
     pub(super) fn blames(&self, pid: u32, rank: Rank) -> bool {
         self.reports.iter().any(|report| report.blames(pid, rank))
     }
+
+    /// The faults that the last process of each rank reported: after how many reports, of which rank, and what.
+    fn told<'a>(&'a self) -> Vec<(usize, Rank, &'a Fault)> {
+        let is_last = |report: &Reported| self.ends.iter().any(|end| end.pid == report.pid);
+        let told = |(at, report): (usize, &'a Reported)| match &report.report {
+            Report::Exiting(fault) if is_last(report) => Some((at, report.rank, fault)),
+            _ => None,
+        };
+        self.reports.iter().enumerate().filter_map(told).collect()
+    }
+
+    /// The job failed for this reason.
+    fn because(&self, kind: FaultKind, rank: Rank, operation: &str, what: &str) -> Verdict {
+        // A launcher or a person may have sent the signal to a rank alone.
+        let signal = self.ends.iter().find_map(End::interrupted_by);
+        let signal = signal.filter(|_| kind == FaultKind::Interrupted);
+        let suffix = match self.used {
+            0 => String::new(),
+            used => format!("; {used} of {} restarts were used", self.restarts),
+        };
+        Verdict::Fault(
+            Fault::new(kind, rank, operation, format!("{what}{suffix}")),
+            signal,
+        )
+    }
+
+    /// The job failed with this fault.
+    fn again(&self, fault: &Fault) -> Verdict {
+        self.because(fault.kind, fault.rank, &fault.operation, &fault.detail)
+    }
+
+    /// What the exit code says of a rank that did not report why it ended.
+    fn silent(&self, end: &End) -> Option<Verdict> {
+        let what = match end.code()? {
+            // Wrong usage is not reported: the rank has printed its own line.
+            2 => return Some(Verdict::Told(2)),
+            0 => EARLY.to_owned(),
+            code => format!(
+                "the process ended with exit code {code} and did not report why; does a kernel plugin call exit?"
+            ),
+        };
+        Some(self.because(FaultKind::PeerDied, end.rank, "run", &what))
+    }
 }
 
 /// How a job ended.
@@ -155,30 +204,9 @@ pub(super) enum Verdict {
 }
 
 /// One reason for all ranks: the root cause, where it is known.
-pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
+pub(super) fn verdict(job: &Ends) -> Verdict {
     let ends = &job.ends;
-    let suffix = match job.used {
-        0 => String::new(),
-        used => format!("; {used} of {} restarts were used", job.restarts),
-    };
-    let because = |kind, rank, operation: &str, what: &str| {
-        // A launcher or a person may have sent the signal to a rank alone.
-        let signal = ends.iter().find_map(End::interrupted_by);
-        let signal = signal.filter(|_| kind == FaultKind::Interrupted);
-        let detail = format!("{what}{suffix}");
-        Verdict::Fault(Fault::new(kind, rank, operation, detail), signal)
-    };
-    let again = |fault: &Fault| {
-        let (operation, detail) = (fault.operation.as_str(), fault.detail.as_str());
-        because(fault.kind, fault.rank, operation, detail)
-    };
-    // Those of processes that were replaced are of no interest any more.
-    let is_last = |report: &&Reported| ends.iter().any(|end| end.pid == report.pid);
-    let told = |(at, report): (usize, &'a Reported)| match &report.report {
-        Report::Exiting(fault) if is_last(&report) => Some((at, report.rank, fault)),
-        _ => None,
-    };
-    let reports: Vec<_> = job.reports.iter().enumerate().filter_map(told).collect();
+    let reports = job.told();
     let has_reported = |rank: Rank| reports.iter().any(|(_, reporter, _)| *reporter == rank);
     // Rank 0 says when the work is done. Then it had everything of the other ranks.
     let rank_0 = ends.iter().find(|end| end.rank == RANK_0);
@@ -190,19 +218,15 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
         };
     }
     // A rank that did not handle signals yet is ended by one, and its peers report that it is gone.
-    let at_once = |end: &End| {
-        let asks = |signal| [SIGINT, SIGTERM, SIGHUP].contains(&signal);
-        end.signal().is_some_and(asks)
-    };
     let is_reported = reports
         .iter()
         .any(|(_, _, fault)| fault.kind == FaultKind::Interrupted);
-    if job.interrupted && !is_reported && ends.iter().any(at_once) {
+    if job.interrupted && !is_reported && ends.iter().any(End::is_interrupted_at_once) {
         let what = "interrupted before the ranks were ready";
-        return because(FaultKind::Interrupted, RANK_0, "set up", what);
+        return job.because(FaultKind::Interrupted, RANK_0, "set up", what);
     }
     if let Some(fault) = &job.not_replaced {
-        return again(fault);
+        return job.again(fault);
     }
     // A rank that somebody killed is the cause of whatever the others report; one that said why it
     // ends, and crashed on its way out, is not; nor is one that rank 0 needed no more.
@@ -211,7 +235,7 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
     let killed = ends
         .iter()
         .filter(|end| !end.by_us && !has_reported(end.rank) && is_needed(end.rank))
-        .filter(|end| !job.interrupted || !at_once(end));
+        .filter(|end| !job.interrupted || !end.is_interrupted_at_once());
     if let Some((rank, signal)) = killed
         .filter_map(|end| Some((end.rank, end.signal()?)))
         .next()
@@ -221,14 +245,14 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
             "the process was ended by {name}; if you did not send it, look for the kernel's \
              out-of-memory killer or a crash in a kernel plugin"
         );
-        return because(FaultKind::PeerDied, rank, "run", &what);
+        return job.because(FaultKind::PeerDied, rank, "run", &what);
     }
     if job.interrupted && rank_0.is_some_and(|end| end.interrupted_by().is_some()) {
         let what = "interrupted before the work was done";
-        return because(FaultKind::Interrupted, RANK_0, "run", what);
+        return job.because(FaultKind::Interrupted, RANK_0, "run", what);
     }
     if rank_0.is_some() && job.aborted_after.is_none() {
-        return because(FaultKind::PeerDied, RANK_0, "run", EARLY);
+        return job.because(FaultKind::PeerDied, RANK_0, "run", EARLY);
     }
     let counts = |at: usize, fault: &Fault| {
         job.aborted_after.is_none_or(|before| at < before) || fault.kind == FaultKind::Interrupted
@@ -238,40 +262,29 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
         .filter(|(at, _, fault)| counts(*at, fault))
         .copied()
         .collect();
-    // What the exit code says of a rank that did not report why it ended.
-    let silent = |end: &End| {
-        let what = match end.code()? {
-            // Wrong usage is not reported: the rank has printed its own line.
-            2 => return Some(Verdict::Told(2)),
-            0 => EARLY.to_owned(),
-            code => format!(
-                "the process ended with exit code {code} and did not report why; does a kernel plugin call exit?"
-            ),
-        };
-        Some(because(FaultKind::PeerDied, end.rank, "run", &what))
-    };
+    let silent = |end: &End| job.silent(end);
     if let Some(fault) = cause(&reports) {
         // Who sees that a rank is gone can only guess why.
         let mut gone = ends.iter().filter(|end| end.rank == fault.rank);
         let gone = gone.find(|end| !has_reported(end.rank) && end.interrupted_by().is_none());
         let gone = gone.filter(|_| fault.kind == FaultKind::PeerDied);
-        return gone.and_then(silent).unwrap_or_else(|| again(fault));
+        return gone.and_then(silent).unwrap_or_else(|| job.again(fault));
     }
     if job.aborted_after.is_some() {
         let what = "aborted by a second interrupt; what was in flight is lost";
-        return because(FaultKind::Interrupted, RANK_0, "run", what);
+        return job.because(FaultKind::Interrupted, RANK_0, "run", what);
     }
     if let Some(said) = ends.iter().filter(|end| !end.is_good()).find_map(silent) {
         return said;
     }
     let mut others = ends.iter().filter(|end| end.rank != RANK_0);
     if let Some(early) = others.find(|end| end.is_good() && !job.is_served) {
-        return because(FaultKind::PeerDied, early.rank, "run", EARLY);
+        return job.because(FaultKind::PeerDied, early.rank, "run", EARLY);
     }
     let stuck = ends.iter().find(|end| !end.is_good());
     let rank = stuck.map_or(RANK_0, |end| end.rank);
     let what = "the process did not end in good order after the others had";
-    because(FaultKind::TimedOut, rank, "end", what)
+    job.because(FaultKind::TimedOut, rank, "end", what)
 }
 
 /// The first fault that was reported. A rank that ends with a fault of its own may be slower to say so
