@@ -250,20 +250,9 @@ pub unsafe fn single_kernels(
         });
         Ok::<_, Failure>(())
     };
-    measure(
-        "encode kernel",
-        Single::Encode,
-        latents_in,
-        samples + tokens,
-        0,
-    )?;
-    measure(
-        "decode kernel",
-        Single::Decode,
-        latents_out,
-        tokens + samples,
-        0,
-    )?;
+    let bytes = samples + tokens;
+    measure("encode kernel", Single::Encode, latents_in, bytes, 0)?;
+    measure("decode kernel", Single::Decode, latents_out, bytes, 0)?;
     let bytes = tokens + frames * scratch;
     measure("unfold kernel", Single::Unfold, latents_in, bytes, 0)?;
     let (bytes, first) = (seen + tokens, Single::AttendFirst);

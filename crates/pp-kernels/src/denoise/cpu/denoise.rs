@@ -378,13 +378,18 @@ impl Denoiser {
                 sums.finish(&layout, keep, noisy, out);
             }
         };
-        let (own, others) = sums.split_first_mut().expect("at least one thread");
-        std::thread::scope(|scope| {
-            for sums in others {
-                // Where no thread is to be had, the others take its share.
-                let _ = std::thread::Builder::new().spawn_scoped(scope, || work(sums));
-            }
-            work(own);
-        });
+        on_threads(sums, work);
     }
+}
+
+/// Does the work on a thread for each of these, this one among them.
+fn on_threads(sums: &mut [Sums], work: impl Fn(&mut Sums) + Sync) {
+    let (own, others) = sums.split_first_mut().expect("at least one thread");
+    std::thread::scope(|scope| {
+        for sums in others {
+            // Where no thread is to be had, the others take its share.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, || work(sums));
+        }
+        work(own);
+    });
 }

@@ -192,10 +192,11 @@ impl<G: Gpu> PhaseB<G> {
         let latents_in = input.device_tensor("latents_in", DType::Bf16, &dims)?;
         let steps = plan.num_denoise_steps;
         let share = Share::of(&self.config, steps, self.lap)?;
-        let guide = match share.has_guide() {
-            true => Some(input.device_tensor("guide", DType::Bf16, &dims)?),
-            false => None,
+        let tokens = |is_there: bool, name, dims: &[u64]| {
+            let tensor = is_there.then(|| input.device_tensor(name, DType::Bf16, dims));
+            tensor.transpose()
         };
+        let guide = tokens(share.has_guide(), "guide", &dims)?;
         let (name, dtype) = result(&share, DType::Bf16);
         let out = output.device_tensor(name, dtype, &dims)?;
         let planes = self.geometry.planes.len() as u64;
@@ -203,28 +204,14 @@ impl<G: Gpu> PhaseB<G> {
         let list = input.device_tensor("denoising_step_list", DType::I64, &[steps.into()])?;
         let context = context_count(plan, input.spec("context_frames"))?;
         check_place(plan, frames, context)?;
-        let context_tokens = match context {
-            0 => None,
-            context => {
-                let dims = latents_dims(&self.geometry, context);
-                Some(input.device_tensor("context_frames", DType::Bf16, &dims)?)
-            }
-        };
-
-        let mut handed_on = [(0, 0, 0); HANDED_ON.len()];
+        let context_dims = latents_dims(&self.geometry, context);
+        let context_tokens = tokens(context > 0, "context_frames", &context_dims)?;
         // What the leader of a group hands on is the whole.
-        if !share.ends() && self.config.member == 0 {
-            let tensors = HANDED_ON.into_iter().filter_map(|name| input.spec(name));
-            for (copy, spec) in handed_on.iter_mut().zip(tensors) {
-                let (name, dims) = (spec.name(), spec.shape().dims());
-                let from = input.device_tensor(name, spec.dtype(), dims)?;
-                let to = output.device_tensor(name, spec.dtype(), dims)?;
-                *copy = (from, to, spec.bytes() as usize);
-            }
-        }
+        let hands_on = !share.ends() && self.config.member == 0;
+        let copies = hands_on.then(|| handed_on(input, output)).transpose()?;
+        let copies = copies.into_iter().flatten();
 
         let denoiser = &self.denoiser;
-        let token_bytes = denoiser.sizes.token_bytes;
         let (start, slots) = (plan.current_start_frame, self.slots());
         if plan.init_cache || plan.reset_kv_cache {
             self.place.context = 0;
@@ -233,7 +220,7 @@ impl<G: Gpu> PhaseB<G> {
         // memory, which is as large as its largest chunk and freed behind the stream's work; the rest is the caller's
         // duty.
         unsafe {
-            for (from, to, bytes) in handed_on.into_iter().filter(|(_, _, bytes)| *bytes > 0) {
+            for (from, to, bytes) in copies.filter(|(_, _, bytes)| *bytes > 0) {
                 denoiser.gpu.copy(from, to, bytes)?;
             }
             if plan.init_cache || plan.reset_crossattn_cache || !self.is_conditioned {
@@ -246,12 +233,7 @@ impl<G: Gpu> PhaseB<G> {
                 self.place = self.place.rebuilt(start, context);
             }
             if steps == 0 {
-                let bytes = frames as usize * token_bytes;
-                denoiser.gpu.copy(latents_in, out, bytes)?;
-                let kept = frames.min(CONTEXT_FRAMES as u32);
-                let skipped = frames - kept;
-                let tokens = latents_in + u64::from(skipped) * token_bytes as u64;
-                self.unfold_into_ring(tokens, (self.place.slot + skipped) % slots, kept)?;
+                self.pass_through(latents_in, out, frames)?;
             } else {
                 self.unfold_into_ring(latents_in, self.place.slot, frames)?;
                 let own = G::address(&self.tokens);
@@ -285,6 +267,24 @@ impl<G: Gpu> PhaseB<G> {
         }
         self.place = self.place.after(start, frames, slots);
         Ok(share.count() + u32::from(context > 0))
+    }
+
+    /// Copies tokens on which no pass works, and remembers the last of them.
+    ///
+    /// # Safety
+    /// Both addresses are memory of the context for so many frames.
+    unsafe fn pass_through(&self, tokens: u64, out: u64, frames: u32) -> Result<(), Failure> {
+        let token_bytes = self.denoiser.sizes.token_bytes;
+        let bytes = frames as usize * token_bytes;
+        let kept = frames.min(CONTEXT_FRAMES as u32);
+        let skipped = frames - kept;
+        let last = tokens + u64::from(skipped) * token_bytes as u64;
+        let slot = (self.place.slot + skipped) % self.slots();
+        // SAFETY: the caller's duty; the last tokens are among those of the chunk.
+        unsafe {
+            self.denoiser.gpu.copy(tokens, out, bytes)?;
+            self.unfold_into_ring(last, slot, kept)
+        }
     }
 
     /// # Safety
@@ -359,6 +359,22 @@ impl<G: Gpu> PhaseB<G> {
         // SAFETY: the caller's duty; all else is this session's.
         unsafe { self.denoiser.attend(is_first, pass) }
     }
+}
+
+/// Where each tensor that is handed on lies, where it goes to, and its bytes; no bytes for one that is not there.
+fn handed_on(
+    input: &Payload<'_>,
+    output: &PayloadMut<'_>,
+) -> Result<[(u64, u64, usize); HANDED_ON.len()], Failure> {
+    let mut copies = [(0, 0, 0); HANDED_ON.len()];
+    let tensors = HANDED_ON.into_iter().filter_map(|name| input.spec(name));
+    for (copy, spec) in copies.iter_mut().zip(tensors) {
+        let (name, dims) = (spec.name(), spec.shape().dims());
+        let from = input.device_tensor(name, spec.dtype(), dims)?;
+        let to = output.device_tensor(name, spec.dtype(), dims)?;
+        *copy = (from, to, spec.bytes() as usize);
+    }
+    Ok(copies)
 }
 
 #[cfg(test)]
