@@ -4,6 +4,10 @@ use super::*;
 use pp_meet::control::fuzz::channel;
 use pp_words::fuzz::Script;
 
+/// The edges of the lane.
+const OUT: u32 = 1;
+const IN: u32 = 0;
+
 /// What a peer on another host says on the lane, between what this side does meanwhile.
 pub fn lane(bytes: &[u8]) {
     let before = threads();
@@ -20,8 +24,6 @@ fn threads() -> usize {
 
 fn run(bytes: &[u8]) {
     const DEPTH: u32 = 3;
-    const OUT: u32 = 1;
-    const IN: u32 = 0;
     thread_local! {
         static BELL: Bell = Bell::new().expect("a bell");
     }
@@ -48,23 +50,8 @@ fn run(bytes: &[u8]) {
     while !script.is_over() {
         let step = script.byte();
         match step % 8 {
-            // A message: of this form, or of none.
             0..=2 => {
-                let tag = script.byte();
-                let mut body = vec![tag % 4];
-                // An honest peer's edge, for a tag that says no other.
-                let edge = match tag / 64 {
-                    0 if tag % 4 == 2 => OUT,
-                    0 => IN,
-                    other => u32::from(other) - 1,
-                };
-                body.extend_from_slice(&edge.to_le_bytes());
-                body.extend_from_slice(&u32::from(script.byte() % 5).to_le_bytes());
-                if step >= 128 {
-                    body.clear();
-                }
-                let count = usize::from(script.byte());
-                body.extend_from_slice(script.bytes(count));
+                let body = message(&mut script, step);
                 if inlet.deliver(&body).is_err() {
                     // The job would end here.
                     return;
@@ -120,4 +107,24 @@ fn run(bytes: &[u8]) {
         let mut drained = [0; 4096];
         let _ = std::io::Read::read(&mut peer, &mut drained);
     }
+}
+
+/// A message of the lane: of its form, or of none.
+fn message(script: &mut Script<'_>, step: u8) -> Vec<u8> {
+    let tag = script.byte();
+    let mut body = vec![tag % 4];
+    // An honest peer's edge, for a tag that says no other.
+    let edge = match tag / 64 {
+        0 if tag % 4 == 2 => OUT,
+        0 => IN,
+        other => u32::from(other) - 1,
+    };
+    body.extend_from_slice(&edge.to_le_bytes());
+    body.extend_from_slice(&u32::from(script.byte() % 5).to_le_bytes());
+    if step >= 128 {
+        body.clear();
+    }
+    let count = usize::from(script.byte());
+    body.extend_from_slice(script.bytes(count));
+    body
 }
