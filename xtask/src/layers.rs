@@ -1,12 +1,12 @@
 //! `cargo xtask layers`: who may depend on whom, checked against what cargo resolves, and no circles inside a crate
 //! ([`circles`]).
 //!
-//! The tree is read as cargo prints it and must contain the crate itself, so a misspelt name or a cargo that fails is a
+//! The tree is read as cargo prints it and must not be empty, so a misspelt name or a cargo that fails is a
 //! failure here too; `! cargo tree --invert x` would pass on both.
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::circles;
 use crate::process::{cargo, output};
@@ -156,13 +156,13 @@ const LAYERS: &[Layer] = &[
 pub(crate) fn run() -> Result<()> {
     let mut breaches = Vec::new();
     for layer in LAYERS {
-        breaches.extend(layer.breaches(&tree(layer.name, ALL)?, &tree(layer.name, DIRECT)?));
+        breaches.extend(layer.breaches(&all(layer.name)?, &direct(layer.name)?));
     }
-    for member in members()? {
+    for member in tree("--workspace --depth 0")? {
         if member == "pp-transport" || PARTS.contains(&member.as_str()) {
             continue;
         }
-        let direct = tree(&member, DIRECT)?;
+        let direct = direct(&member)?;
         let parts = PARTS.iter().filter(|part| direct.contains(**part));
         breaches.extend(parts.map(|part| format!("{member} must name pp-transport, not {part}")));
     }
@@ -196,56 +196,27 @@ impl Layer {
     }
 }
 
-/// How far down the tree is read, in the words of cargo.
-const ALL: &str = "all";
-const DIRECT: &str = "1";
-
-/// The packages of the workspace.
-fn members() -> Result<BTreeSet<String>> {
-    let args = [
-        "tree",
-        "--workspace",
-        "--depth",
-        "0",
-        "--prefix",
-        "none",
-        "--format",
-        "{p}",
-    ];
-    let printed = output(&mut cargo(&args)).context("cannot read the packages")?;
+/// The packages that `of` needs at run time or while they are compiled, themselves included: `of` is what is given to
+/// `cargo tree`.
+fn tree(of: &str) -> Result<BTreeSet<String>> {
+    let args = format!("tree {of} --edges normal --prefix none --format {{p}}");
+    let printed = output(&mut cargo(&args.split(' ').collect::<Vec<_>>()));
+    let printed = printed.with_context(|| format!("cannot read the dependencies of {of}"))?;
     let names = printed.lines().filter_map(|line| line.split(' ').next());
-    let names = names.filter(|name| !name.is_empty());
-    Ok(names.map(String::from).collect())
+    let names = names.filter(|name| !name.is_empty()).map(String::from);
+    let names: BTreeSet<String> = names.collect();
+    ensure!(!names.is_empty(), "cargo tree says nothing about {of}");
+    Ok(names)
 }
 
-/// Names of the packages that `package` needs at run time or while it is compiled, itself included.
-fn tree(package: &str, depth: &str) -> Result<BTreeSet<String>> {
-    let mut args = vec![
-        "tree",
-        "--package",
-        package,
-        "--edges",
-        "normal",
-        "--prefix",
-        "none",
-        "--format",
-        "{p}",
-    ];
-    if depth != ALL {
-        args.extend(["--depth", depth]);
-    }
-    let printed = output(&mut cargo(&args))
-        .with_context(|| format!("cannot read the dependencies of {package}"))?;
-    let names: BTreeSet<String> = printed
-        .lines()
-        .filter_map(|line| line.split(' ').next())
-        .filter(|name| !name.is_empty())
-        .map(String::from)
-        .collect();
-    if !names.contains(package) {
-        bail!("cargo tree says nothing about {package}");
-    }
-    Ok(names)
+/// The packages that `package` needs.
+fn all(package: &str) -> Result<BTreeSet<String>> {
+    tree(&format!("--package {package}"))
+}
+
+/// The packages that `package` names itself.
+fn direct(package: &str) -> Result<BTreeSet<String>> {
+    tree(&format!("--package {package} --depth 1"))
 }
 
 #[cfg(test)]
@@ -259,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_misspelt_crate_is_an_error() {
-        assert!(tree("pp-contarct", ALL).is_err());
+        assert!(all("pp-contarct").is_err());
     }
 
     #[test]
@@ -286,9 +257,9 @@ mod tests {
 
     #[test]
     fn the_tree_sees_through_other_crates_and_its_first_level_does_not() {
-        let all = tree("pp-runtime", ALL).unwrap();
+        let all = all("pp-runtime").unwrap();
         assert!(all.contains("pp-contract") && all.contains("serde_core"));
-        let direct = tree("pp-runtime", DIRECT).unwrap();
+        let direct = direct("pp-runtime").unwrap();
         assert!(direct.contains("pp-contract") && !direct.contains("serde_core"));
     }
 }

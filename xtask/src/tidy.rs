@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::process::{command, output, root};
+use crate::process::{git, root};
 
 /// Files that may contain `unsafe`, or directories of such, from the root. Every entry is a reviewed decision.
 const UNSAFE_ALLOWED: &[&str] = &[
@@ -93,24 +93,22 @@ const PRINTING: &[&str] = &["println!", "eprintln!", "print!", "eprint!"];
 const LEFTOVERS: &[&str] = &["dbg!", "todo!", "unimplemented!"];
 /// Stands in a text for a figure that is not there yet.
 const PLACEHOLDER: &str = "@@";
+/// How a path of this repository begins in a text.
+const PLACES: &[&str] = &["crates/", "docs/", "examples/", "plugins/", "xtask/"];
 const LONG_LINES: usize = 400;
 const MOST_LINES: usize = 600;
+/// The program parses, calls libraries and prints; what is more belongs into a crate below it.
+const PROGRAM: &str = "crates/pp-cli/src/";
+const MOST_PROGRAM_LINES: usize = 8000;
 /// How far above `unsafe` its reason may begin.
 const SAFETY_WITHIN: usize = 15;
 
 /// Checks every tracked file and reports every fault; long files are reported without failing.
 pub(crate) fn run() -> Result<()> {
-    let (mut faults, mut long) = (Vec::new(), Vec::new());
-    // New files count before they are added; the checkout may belong to another user, as in a container.
-    let args = [
-        "-c",
-        "safe.directory=*",
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ];
-    let listed = output(command("git").args(args)).context("tidy needs git to list the files")?;
+    let (mut faults, mut long, mut program) = (Vec::new(), Vec::new(), 0);
+    // New files count before they are added.
+    let listed = git(&["ls-files", "--cached", "--others", "--exclude-standard"]);
+    let listed = listed.context("tidy needs git to list the files")?;
     let files: Vec<&str> = listed
         .lines()
         .filter(|file| root().join(file).is_file())
@@ -129,14 +127,22 @@ pub(crate) fn run() -> Result<()> {
         let text =
             fs::read_to_string(root().join(file)).with_context(|| format!("cannot read {file}"))?;
         if is_text {
-            faults.extend(placeholders_of(file, &text));
+            faults.extend(faults_of_text(file, &text));
             continue;
         }
         faults.extend(faults_of(file, &text));
         let lines = text.lines().count();
+        if file.starts_with(PROGRAM) {
+            program += lines;
+        }
         if lines > LONG_LINES {
             long.push(format!("{lines:5}  {file}"));
         }
+    }
+    if program > MOST_PROGRAM_LINES {
+        faults.push(format!(
+            "{PROGRAM}: {program} lines, more than {MOST_PROGRAM_LINES}"
+        ));
     }
     if !long.is_empty() {
         println!(
@@ -162,13 +168,22 @@ fn is_stray(file: &str) -> bool {
         || ["report.json", "trace.json", "perf.data", "core"].contains(&name)
 }
 
-/// Places where a figure is still to come.
-fn placeholders_of(file: &str, text: &str) -> Vec<String> {
-    let lines = (1..).zip(text.lines());
-    lines
-        .filter(|(_, line)| line.contains(PLACEHOLDER))
-        .map(|(at, _)| format!("{file}:{at}: {PLACEHOLDER} marks what is still to be filled in"))
-        .collect()
+/// Places where a figure is still to come, and paths of files that are not there.
+fn faults_of_text(file: &str, text: &str) -> Vec<String> {
+    let is_missing = |path: &&str| {
+        let is_ours = PLACES.iter().any(|place| path.starts_with(place));
+        is_ours && !path.contains(['*', '{', ' ']) && !root().join(path).exists()
+    };
+    let faults = |(at, line): (usize, &str)| {
+        let placeholder = format!("{PLACEHOLDER} marks what is still to be filled in");
+        let placeholder = line.contains(PLACEHOLDER).then_some(placeholder);
+        let missing = line.split('`').skip(1).step_by(2).filter(is_missing);
+        let missing = missing.map(|path| format!("there is no {path}"));
+        let found = placeholder.into_iter().chain(missing);
+        let found = found.map(|what| format!("{file}:{at}: {what}"));
+        found.collect::<Vec<_>>()
+    };
+    (1..).zip(text.lines()).flat_map(faults).collect()
 }
 
 fn faults_of(file: &str, text: &str) -> Vec<String> {
@@ -342,11 +357,15 @@ mod tests {
     }
 
     #[test]
-    fn a_text_with_a_placeholder_is_not_done() {
-        let found = placeholders_of("README.md", "# Figures\n\n@@TABLE@@\na@b.c\n");
+    fn a_text_has_no_placeholder_and_names_no_file_that_is_not_there() {
+        let text = "@@TABLE@@\na@b.c `xtask/src/tidy.rs`, `xtask/src/*.rs`\n`a` `docs/gone.md`\n";
+        let found = faults_of_text("README.md", text);
         assert_eq!(
             found,
-            ["README.md:3: @@ marks what is still to be filled in"]
+            [
+                "README.md:1: @@ marks what is still to be filled in",
+                "README.md:3: there is no docs/gone.md"
+            ]
         );
     }
 

@@ -334,6 +334,7 @@ fn a_table_that_cannot_be_used_is_refused_with_the_reason() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn the_check_names_what_a_faulty_plugin_does() {
     let identity = "zero steps is the identity, bit for bit, at every size";
     let layout = "layout fits the session and does not change";

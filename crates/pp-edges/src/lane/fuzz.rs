@@ -4,9 +4,10 @@ use super::*;
 use pp_meet::control::fuzz::channel;
 use pp_words::fuzz::Script;
 
-/// The edges of the lane.
+/// The edges of the lane, and their slots.
 const OUT: u32 = 1;
 const IN: u32 = 0;
+const DEPTH: u32 = 3;
 
 /// What a peer on another host says on the lane, between what this side does meanwhile.
 pub fn lane(bytes: &[u8]) {
@@ -23,7 +24,6 @@ fn threads() -> usize {
 }
 
 fn run(bytes: &[u8]) {
-    const DEPTH: u32 = 3;
     thread_local! {
         static BELL: Bell = Bell::new().expect("a bell");
     }
@@ -51,8 +51,7 @@ fn run(bytes: &[u8]) {
         let step = script.byte();
         match step % 8 {
             0..=2 => {
-                let body = message(&mut script, step);
-                if inlet.deliver(&body).is_err() {
+                if inlet.deliver(&message(&mut script, step)).is_err() {
                     // The job would end here.
                     return;
                 }

@@ -225,6 +225,10 @@ fn the_plugin_launches_and_gives_what_the_built_in_kernels_do() {
 
 /// Calls the plugin's table as a host of another make does, which may check less than ours.
 #[test]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one call of the table after the other"
+)]
 fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
     const FRAMES: u32 = MOST_FRAMES + 1;
     if !pp_testing::alone!() {

@@ -178,6 +178,7 @@ impl Scene {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "one table")]
     fn before(ours: Ours, side: Side, ground: Ground) -> Self {
         let (scene, small) = (Self::new(), SMALL);
         match (ours, side) {

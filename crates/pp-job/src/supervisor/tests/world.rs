@@ -479,6 +479,7 @@ impl World {
     }
 
     /// What must hold when the supervisor is done.
+    #[expect(clippy::too_many_lines, reason = "one claim after the other")]
     pub(super) fn check(mut self, all: Budget) {
         assert!(
             self.ranks.iter().all(|rank| rank.step == Step::Dead),

@@ -8,6 +8,7 @@ use super::{
 };
 
 impl World {
+    #[expect(clippy::too_many_lines, reason = "one arm for each action")]
     pub(super) fn act(&mut self, map: &Map, rank: usize, facts: &[StageFacts], action: Action) {
         match action {
             Action::Build {

@@ -122,6 +122,7 @@ fn live<S: Source<TxLease>>(
 
 /// Runs all ranks over one life after the other, with another process in the place of each that dies. `stages` makes
 /// those of a process that begins with this life; where the job `drains`, that is asked for when a rank dies.
+#[expect(clippy::too_many_lines, reason = "one life after the other")]
 pub(crate) fn run<'a, S: Source<TxLease>>(
     options: &RankOptions,
     lives: &[Life],
