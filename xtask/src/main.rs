@@ -30,8 +30,8 @@ cargo xtask <command>
 
   run-pp [args]   build pp in release mode and run it; without arguments: denoise the clip in assets/
   test            the whole suite: unit, integration and doc tests, loom models, AddressSanitizer
-  layers          who may depend on whom, and no circles inside a crate
-  tidy            module docs, SAFETY comments, leftovers, long files
+  layers          who may depend on whom, and no circles of files or folders inside a crate
+  tidy            module docs, SAFETY comments, leftovers, long files, paths in pages
   kernels [--check]
                   compile the CUDA kernels to the PTX that is checked in, or compare them
   nccl-bindings [--check]

@@ -1,12 +1,17 @@
 use super::*;
 
-/// The shortest circle of a crate whose root is the first of these files.
-fn circle(files: &[(&str, &str)]) -> Option<String> {
+/// What the files of a crate use of each other. The first is its root.
+fn uses_of(files: &[(&str, &str)]) -> Uses {
     let read = |wanted: &str| {
         let found = files.iter().find(|(file, _)| *file == wanted);
         found.map(|(_, text)| (*text).to_owned())
     };
-    let uses = Tree::read(files[0].0, &read).unwrap().uses();
+    Tree::read(files[0].0, &read).unwrap().uses()
+}
+
+/// The shortest circle of a crate.
+fn circle(files: &[(&str, &str)]) -> Option<String> {
+    let uses = uses_of(files);
     shortest_circle(&uses).map(|circle| in_words(&uses, &circle))
 }
 
@@ -153,11 +158,7 @@ fn two_modules_side_by_side_are_named_when_files_below_them_use_each_other() {
             ("src/b/mod.rs", "pub mod e; pub struct B;"),
             ("src/b/e.rs", back),
         ];
-        let read = |wanted: &str| {
-            let found = files.iter().find(|(file, _)| *file == wanted);
-            found.map(|(_, text)| (*text).to_owned())
-        };
-        let uses = Tree::read("src/lib.rs", &read).unwrap().uses();
+        let uses = uses_of(&files);
         assert_eq!(shortest_circle(&uses), None);
         pairs(&uses)
     };
