@@ -1,6 +1,6 @@
 //! Open MPI's `mpirun`.
 
-use super::{Rules, Unknown};
+use super::rules::{Rules, Unknown};
 use crate::launch::place::Launcher;
 
 /// The number of ranks on this host.

@@ -1,6 +1,6 @@
 //! Slurm's `srun`.
 
-use super::{Rules, Unknown};
+use super::rules::{Rules, Unknown};
 use crate::launch::error::bad;
 use crate::launch::place::{Env, Launcher};
 

@@ -1,6 +1,6 @@
 //! torchrun, or whatever sets RANK and WORLD_SIZE.
 
-use super::{Rules, Unknown};
+use super::rules::{Rules, Unknown};
 use crate::launch::place::Launcher;
 
 pub(super) const RULES: Rules = Rules {
