@@ -41,27 +41,19 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     let trials = build_program("pp-trials", "pp-trials")?;
     fs::copy(trials, out.join("bin/pp-trials"))?;
     for (package, name) in PLUGINS {
-        let mut build = cargo(&["build", "--release", "--package", package]);
+        let mut build = cargo(&format!("build --release --package {package}"));
         let library = built(&mut build, &package.replace('-', "_"))?;
         fs::copy(library, out.join(format!("plugins/{name}.so")))?;
     }
     run_command(
         command("cc")
-            .args([
-                "-std=c11",
-                "-O2",
-                "-shared",
-                "-fPIC",
-                "-s",
-                "-I",
-                "crates/pp-kernels/include",
-            ])
+            .args("-std=c11 -O2 -shared -fPIC -s -I crates/pp-kernels/include".split(' '))
             .arg("-o")
             .arg(out.join("plugins/median.so"))
             .arg("plugins/median/median.c"),
     )?;
     for (package, test) in TESTS {
-        let mut build = cargo(&["test", "--release", "--no-run", "--package", package]);
+        let mut build = cargo(&format!("test --release --no-run --package {package}"));
         let program = built(build.args(["--test", test]), test)?;
         fs::copy(program, out.join("tests").join(test))?;
     }
@@ -115,10 +107,8 @@ fn peers(to: &Path) -> Result<()> {
 
 /// What the bundle was made of.
 fn about() -> Result<Value> {
-    let commit = git(&["rev-parse", "HEAD"]).ok();
-    let changed = git(&["status", "--porcelain"])
-        .ok()
-        .map(|text| !text.is_empty());
+    let commit = git("rev-parse HEAD").ok();
+    let changed = git("status --porcelain").ok().map(|text| !text.is_empty());
     let rustc = output(command("rustc").arg("--version"))?;
     Ok(json!({
         "version": env!("CARGO_PKG_VERSION"),

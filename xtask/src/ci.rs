@@ -7,21 +7,16 @@ use crate::{kernels, layers, mutants, nccl_bindings, suite, tidy};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<()> {
-    run_command(&mut cargo(&["fmt", "--all", "--check"]))?;
+    run_command(&mut cargo("fmt --all --check"))?;
     layers::run()?;
     tidy::run()?;
     nccl_bindings::run(&["--check".to_owned()])?;
     kernels::run(&["--check".to_owned()])?;
-    run_command(&mut cargo(&[
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--",
-        "--deny",
-        "warnings",
-    ]))?;
+    run_command(&mut cargo(
+        "clippy --workspace --all-targets -- --deny warnings",
+    ))?;
     // The fuzz targets are a workspace of their own; without libFuzzer they need no C++ compiler.
-    let mut fuzz = cargo(&["check", "--manifest-path", "fuzz/Cargo.toml", "--locked"]);
+    let mut fuzz = cargo("check --manifest-path fuzz/Cargo.toml --locked");
     fuzz.arg("--no-default-features");
     fuzz.env("CARGO_TARGET_DIR", target()?.join("fuzz"));
     let one = ["--by".to_owned(), suite::seed()];

@@ -49,13 +49,13 @@ pub(crate) fn run(names: &[String]) -> Result<()> {
 
 /// Documents private items, too: a link that leads nowhere is an error.
 fn doc() -> Result<()> {
-    let mut doc = cargo(&["doc", "--workspace", "--no-deps"]);
+    let mut doc = cargo("doc --workspace --no-deps");
     doc.arg("--document-private-items");
     run_command(doc.env("RUSTDOCFLAGS", "--deny warnings"))
 }
 
 /// Runs the tests that start the trials of this name, with all trials in place of a part.
 fn in_trials(name: &str) -> Result<()> {
-    let mut tests = cargo(&["test", "--package", "pp-trials", "--test", "suite"]);
+    let mut tests = cargo("test --package pp-trials --test suite");
     run_command(tests.args(["--", name]).env(PART, "all"))
 }

@@ -124,7 +124,7 @@ fn all() -> Result<Vec<String>> {
 fn build() -> Result<PathBuf> {
     let host = host()?;
     let place = target()?.join("fuzz");
-    let mut build = cargo(&["build", "--release", "--quiet", "--locked"]);
+    let mut build = cargo("build --release --quiet --locked");
     build.args(["--manifest-path", "fuzz/Cargo.toml", "--target", &host]);
     build.arg("--target-dir").arg(&place);
     let flags = format!("{FLAGS:?}");

@@ -200,7 +200,7 @@ impl Layer {
 /// `cargo tree`.
 fn tree(of: &str) -> Result<BTreeSet<String>> {
     let args = format!("tree {of} --edges normal --prefix none --format {{p}}");
-    let printed = output(&mut cargo(&args.split(' ').collect::<Vec<_>>()));
+    let printed = output(&mut cargo(&args));
     let printed = printed.with_context(|| format!("cannot read the dependencies of {of}"))?;
     let names = printed.lines().filter_map(|line| line.split(' ').next());
     let names = names.filter(|name| !name.is_empty()).map(String::from);

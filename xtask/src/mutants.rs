@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process::{self, cargo, command, output, root, target};
+use crate::process::{self, cargo, command, git, output, root, target};
 use crate::suite::build_of;
 
 /// How long tests may run at least. Rust's test harness names those that take more than 60 s.
@@ -31,15 +31,8 @@ struct Mutant {
 
 /// Walks larger cases than the suite does: the core of the ranks, the watchdog's, and the supervisor's.
 pub(crate) fn walk() -> Result<()> {
-    let mut walks = cargo(&["test", "--release", "--package", "pp-runtime"]);
-    walks.args([
-        "--package",
-        "pp-job",
-        "--lib",
-        "--test",
-        "sim",
-        "larger_walk",
-    ]);
+    let mut walks = cargo("test --release --package pp-runtime");
+    walks.args("--package pp-job --lib --test sim larger_walk".split(' '));
     process::run(walks.args(["--", "--ignored", "--nocapture"]))
 }
 
@@ -49,7 +42,7 @@ pub(crate) fn build(args: &[String]) -> Result<Command> {
     copy_tree(&place.tree)?;
     let mutant = &choose(read_all()?, args)?[0];
     Ok(build_of(
-        place.cargo(&mut cargo(&["test", "--quiet"]), &mutant.test),
+        place.cargo(&mut cargo("test --quiet"), &mutant.test),
     ))
 }
 
@@ -140,13 +133,7 @@ fn read_all() -> Result<Vec<Mutant>> {
 
 /// Copies what git knows. A file that is the same keeps its time, so that cargo builds what differs.
 fn copy_tree(to: &Path) -> Result<()> {
-    let listed = output(command("git").args([
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]))?;
+    let listed = git("ls-files -z --cached --others --exclude-standard")?;
     for name in listed.split('\0').filter(|name| !name.is_empty()) {
         let (from, to) = (root().join(name), to.join(name));
         // A file that is deleted, and git does not know it yet.
@@ -191,13 +178,13 @@ impl Place {
             let ran = self.cargo(command, test).output();
             ran.context("cannot start cargo")
         };
-        let built = run(&mut cargo(&["test", "--quiet", "--no-run"]))?;
+        let built = run(&mut cargo("test --quiet --no-run"))?;
         let errors = String::from_utf8_lossy(&built.stderr);
         ensure!(built.status.success(), "{name} does not build: {errors}");
         let mut tests = command("timeout");
         tests
             .args(["--kill-after=5", &limit.as_secs().to_string()])
-            .arg(cargo(&[]).get_program())
+            .arg(cargo("").get_program())
             .args(["test", "--quiet", "--no-fail-fast"]);
         let ran = run(&mut tests)?;
         let said = String::from_utf8_lossy(&ran.stdout);

@@ -64,22 +64,11 @@ fn bindings(crate_dir: &Path) -> Result<String> {
         .args(["--default-enum-style", "newtype"])
         // A process that sees an identifier can join its communicator.
         .args(["--no-debug", "ncclUniqueId"])
-        .args([
-            "--no-doc-comments",
-            "--use-core",
-            "--disable-header-comment",
-        ])
+        .args("--no-doc-comments --use-core --disable-header-comment".split(' '))
         .args(["--rust-target", "1.85", "--rust-edition", "2024"])
         // Built into bindgen; rustfmt changes with the toolchain.
         .args(["--formatter", "prettyplease"])
-        .args([
-            "--",
-            "-nostdinc",
-            "-x",
-            "c",
-            "-target",
-            "x86_64-unknown-linux-gnu",
-        ])
+        .args("-- -nostdinc -x c -target x86_64-unknown-linux-gnu".split(' '))
         .arg("-I")
         .arg(crate_dir.join("include"))
         .env("LIBCLANG_PATH", libclang.join("clang/native"));
@@ -95,7 +84,7 @@ fn bindgen() -> Result<PathBuf> {
         return Ok(program);
     }
     // Without optimization: building it takes a third of the time, and it runs for a second.
-    let mut install = cargo(&["install", "bindgen-cli", "--locked", "--quiet", "--debug"]);
+    let mut install = cargo("install bindgen-cli --locked --quiet --debug");
     run_command(
         install
             .args(["--version", BINDGEN, "--root"])

@@ -22,12 +22,7 @@ pub(crate) fn target() -> Result<&'static Path> {
     if let Some(known) = TARGET.get() {
         return Ok(known);
     }
-    let asked = target_of(&mut cargo(&[
-        "metadata",
-        "--no-deps",
-        "--format-version",
-        "1",
-    ]))?;
+    let asked = target_of(&mut cargo("metadata --no-deps --format-version 1"))?;
     Ok(TARGET.get_or_init(|| asked))
 }
 
@@ -47,10 +42,10 @@ pub(crate) fn command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// The cargo that runs us.
-pub(crate) fn cargo(args: &[&str]) -> Command {
+/// The cargo that runs us, with arguments that have blanks between them.
+pub(crate) fn cargo(args: &str) -> Command {
     let mut cargo = command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(args);
+    cargo.args(args.split_whitespace());
     cargo
 }
 
@@ -115,14 +110,15 @@ fn shown(command: &Command) -> String {
 }
 
 /// What git says of this repository, whichever user owns it.
-pub(crate) fn git(args: &[&str]) -> Result<String> {
+pub(crate) fn git(args: &str) -> Result<String> {
     let mut git = command("git");
-    output(git.args(["-c", "safe.directory=*"]).args(args)).map(|text| text.trim().to_owned())
+    output(git.args(["-c", "safe.directory=*"]).args(args.split(' ')))
+        .map(|text| text.trim().to_owned())
 }
 
 /// The commit, and whether the tree differs from it.
 pub(crate) fn described() -> Result<String> {
-    git(&["describe", "--always", "--dirty", "--abbrev=12"])
+    git("describe --always --dirty --abbrev=12")
 }
 
 /// Runs a cargo command that builds the target `name`, and gives the program or shared library that cargo says it made.
@@ -159,7 +155,7 @@ pub(crate) fn build_pp() -> Result<PathBuf> {
 /// Builds a program of the workspace in release mode and says where it is.
 pub(crate) fn build_program(package: &str, name: &str) -> Result<PathBuf> {
     built(
-        &mut cargo(&["build", "--release", "--package", package]),
+        &mut cargo(&format!("build --release --package {package}")),
         name,
     )
 }
@@ -171,7 +167,7 @@ mod tests {
     #[test]
     fn cargo_says_where_the_target_directory_is() {
         let place = |directory: &str| {
-            let mut metadata = cargo(&["metadata", "--no-deps", "--format-version", "1"]);
+            let mut metadata = cargo("metadata --no-deps --format-version 1");
             target_of(metadata.env("CARGO_TARGET_DIR", directory)).unwrap()
         };
         assert_eq!(place("/somewhere/else"), Path::new("/somewhere/else"));

@@ -16,18 +16,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     pp_run.arg("run").stdin(Stdio::inherit());
     if args.is_empty() {
         fs::create_dir_all(root().join("out"))?;
-        pp_run.arg("--input").arg(clip::expanded()?).args([
-            "--add-noise",
-            "20",
-            "--output",
-            "out/denoised.y4m",
-            "--report",
-            "out/report.json",
-            "--trace",
-            "out/trace.json",
-            "--timeline",
-            "out/timeline.svg",
-        ]);
+        pp_run.arg("--input").arg(clip::expanded()?).args("--add-noise 20 --output out/denoised.y4m --report out/report.json --trace out/trace.json --timeline out/timeline.svg".split(' '));
     } else {
         pp_run.args(args);
         // Paths are the caller's, not the workspace's.

@@ -31,7 +31,7 @@ const UNSAFE_CRATES: [&str; 8] = [
 
 /// The value of [`PART`]; by default the commit.
 pub(crate) fn seed() -> String {
-    let commit = || git(&["rev-parse", "HEAD"]).unwrap_or_default();
+    let commit = || git("rev-parse HEAD").unwrap_or_default();
     env::var(PART).unwrap_or_else(|_| commit())
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn seed() -> String {
 pub(crate) fn run(mut beside: Vec<Command>) -> Result<()> {
     let seed = seed();
     println!("{PART}={seed} chooses which faults, shutdowns and placements run");
-    let mut tests = cargo(&["test", "--workspace", "--no-run"]);
+    let mut tests = cargo("test --workspace --no-run");
     let trials = built(&mut tests, "pp-trials")?;
     // Only what is asked for by name gets a name of its own above.
     let plugins = &trials.with_file_name("deps");
@@ -53,7 +53,7 @@ pub(crate) fn run(mut beside: Vec<Command>) -> Result<()> {
             let quiet = |command: &mut Command| output(command).map(drop);
             beside.iter_mut().try_for_each(quiet)
         });
-        let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
+        let mut tests = cargo("test --workspace --no-fail-fast");
         run_command(tests.env(PART, &seed).env(BUILT, plugins))?;
         trials::part_of_placements(&trials, &seed)?;
         beside.join().expect("it does not panic")
@@ -78,14 +78,7 @@ pub(crate) fn build_of(test: &Command) -> Command {
 
 /// Queue, credits and shutdown in every order of their steps. The models have their own build: loom replaces the atomics.
 fn loom() -> Result<Command> {
-    let mut test = cargo(&[
-        "test",
-        "--package",
-        "pp-words",
-        "--release",
-        "--lib",
-        "--target-dir",
-    ]);
+    let mut test = cargo("test --package pp-words --release --lib --target-dir");
     test.arg(target()?.join("loom"))
         .env("RUSTFLAGS", "--cfg loom")
         // Built sooner; the models take a few seconds either way.
@@ -107,7 +100,7 @@ fn memory(plugins: &Path) -> Result<Option<Command>> {
         return Ok(None);
     }
     // With --target the flags do not reach build scripts and macros.
-    let mut test = cargo(&["test", "--target", &host()?, "--lib"]);
+    let mut test = cargo(&format!("test --lib --target {}", host()?));
     test.args(["--test", "conformance", "--test", "plugin"])
         .args(UNSAFE_CRATES)
         .arg("--target-dir")

@@ -107,7 +107,7 @@ const SAFETY_WITHIN: usize = 15;
 pub(crate) fn run() -> Result<()> {
     let (mut faults, mut long, mut program) = (Vec::new(), Vec::new(), 0);
     // New files count before they are added.
-    let listed = git(&["ls-files", "--cached", "--others", "--exclude-standard"]);
+    let listed = git("ls-files --cached --others --exclude-standard");
     let listed = listed.context("tidy needs git to list the files")?;
     let files: Vec<&str> = listed
         .lines()

@@ -45,8 +45,8 @@ struct Seen {
 /// Prints a row per attack and case.
 pub(super) fn run() -> Result<()> {
     let pp = build_pp()?;
-    let example = ["build", "--release", "--package", "pp-transport"];
-    let attack = built(cargo(&example).args(["--example", "attack"]), "attack")?;
+    let mut example = cargo("build --release --package pp-transport --example attack");
+    let attack = built(&mut example, "attack")?;
     let listed = output(&mut command(&attack))?;
     let attacks = Attacks {
         pp,

@@ -145,15 +145,7 @@ mod tests {
     #[test]
     fn the_pilot_needs_no_vectors_of_the_processor() {
         let mut cc = command("cc");
-        cc.args([
-            "-O3",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-c",
-            "-o",
-            "/dev/null",
-        ]);
+        cc.args("-O3 -Wall -Wextra -Werror -c -o /dev/null".split(' '));
         output(cc.arg("xtask/peers/shm_pilot.c")).unwrap();
     }
 }
