@@ -9,6 +9,7 @@ mod random;
 mod ranks;
 #[cfg(feature = "runtime")]
 mod stages;
+mod text;
 mod video;
 #[cfg(feature = "runtime")]
 mod world;
@@ -20,6 +21,7 @@ pub use self::random::Random;
 pub use self::ranks::{channels, edge};
 #[cfg(feature = "runtime")]
 pub use self::stages::{ToySink, ToySource, done};
+pub use self::text::{assert_has, read_json, rows, words};
 pub use self::video::{scenes, video};
 #[cfg(feature = "runtime")]
 pub use self::world::{

@@ -7,7 +7,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use super::{HANG, Output, Process};
+use crate::assert_has;
 
 /// A program of this project. Its recordings go to a folder below `folder`.
 pub fn program<S: AsRef<OsStr>>(program: &str, folder: &str, args: &[S]) -> Command {
@@ -100,8 +103,27 @@ impl Ended {
     /// It did what it was to do.
     #[track_caller]
     pub fn succeeded(self) -> Self {
-        assert_eq!(self.code, Some(0), "stderr: {}", self.stderr);
+        self.ended(0, &[])
+    }
+
+    /// Fails unless it ended with this code and said each of these words.
+    #[track_caller]
+    pub fn ended(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!(self.code, Some(code), "stderr: {}", self.stderr);
+        assert_has(&self.stderr, words);
         self
+    }
+
+    /// The text that it wrote.
+    #[track_caller]
+    pub fn text(&self) -> String {
+        String::from_utf8(self.stdout.clone()).unwrap()
+    }
+
+    /// The JSON value that it wrote.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.stdout).unwrap_or_else(|e| panic!("{e}: {}", self.stderr))
     }
 
     /// This code, and one line that says why, with these words in it; beside it nothing but notes.
@@ -111,9 +133,7 @@ impl Ended {
         let notes: fn(&&str) -> bool = |line| line.starts_with("pp: ") && !line.contains("error");
         let lines: Vec<_> = self.stderr.lines().filter(|line| !notes(line)).collect();
         assert_eq!(lines.len(), 1, "one line: {}", self.stderr);
-        for word in words {
-            assert!(lines[0].contains(word), "{word:?} is not in: {}", lines[0]);
-        }
+        assert_has(lines[0], words);
         self
     }
 }
