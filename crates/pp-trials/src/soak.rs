@@ -17,8 +17,8 @@ use anyhow::{Context, Result, bail, ensure};
 use pp_command::{print, whole};
 use pp_contract::{Pipeline, Rank};
 use pp_job::Error;
-use pp_testing::Random;
 use pp_testing::process::{Ended, Footprint, signal};
+use pp_testing::{Random, words};
 use rustix::process::Signal;
 
 use self::film::{Dropped, FRAME_BYTES, Film};
@@ -130,23 +130,15 @@ impl Settings {
         let depth = 1 + random.below(4);
         // Each part of a stage makes a step.
         let steps = parts(pipeline) + random.below(3);
-        let mut args = vec![
-            "--pipeline".to_owned(),
-            pipeline.to_string(),
-            "--frames-per-chunk".to_owned(),
-            frames_per_chunk.to_string(),
-            "--depth".to_owned(),
-            depth.to_string(),
-            "--denoise-steps".to_owned(),
-            // Frames that are not changed say which they are.
-            if cuts == "hard" { 0 } else { steps }.to_string(),
-            "--strength".to_owned(),
-            random.pick(&["auto", "8"]).to_owned(),
-            "--cuts".to_owned(),
-            cuts.to_owned(),
-            "--threads".to_owned(),
-            "1".to_owned(),
-        ];
+        // Frames that are not changed say which they are.
+        let steps = if cuts == "hard" { 0 } else { steps };
+        let strength = random.pick(&["auto", "8"]);
+        let more = format!(
+            "--frames-per-chunk {frames_per_chunk} --depth {depth} --denoise-steps {steps} --strength {strength} \
+             --cuts {cuts} --threads 1"
+        );
+        let mut args = vec!["--pipeline".to_owned(), pipeline.to_string()];
+        args.extend(words(&more).into_iter().map(str::to_owned));
         if random.below(3) == 0 {
             args.push("--recompute".to_owned());
         }
@@ -218,7 +210,8 @@ fn round(seed: u64, pipeline: &Pipeline, chunks: u64, cuts: &str) -> Result<Stri
     ))
 }
 
-fn ended_well(ended: Ended) -> Result<Vec<u8>> {
+/// The output of a job that must have ended well.
+pub(crate) fn ended_well(ended: Ended) -> Result<Vec<u8>> {
     ensure!(
         ended.code == Some(0),
         "the job ended with {:?}: {}",
