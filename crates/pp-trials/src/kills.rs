@@ -17,14 +17,14 @@ use clap::ValueEnum as _;
 use pp_command::{TransportChoice, whole};
 use pp_device::Device;
 use pp_job::Error;
-use pp_testing::Folder;
-use pp_testing::process::{Ended, Footprint, Held, Output, Process, Strike, run};
-use rustix::process::Signal;
+use pp_testing::process::{Footprint, Held, Output, Process, Strike, run};
+use pp_testing::{Folder, words};
 use serde::Serialize;
 use serde_json::Value;
 
 pub(crate) use self::start::{StartArgs, start};
 use crate::hook::VARIABLE;
+use crate::soak::ended_well;
 use crate::soak::film::{FRAME_BYTES, Film};
 use crate::trial::TWO;
 
@@ -201,19 +201,12 @@ fn away(transport: &str, kills: usize, devices: &[Device]) -> Result<(Vec<f64>, 
     let job = |more: &[&Path]| {
         let mut command = this_program(&["run", "--input", "-", "--output", "-"])?;
         command.args(["--transport", transport, "--pipeline", TWO]);
-        command.args([
-            "--frames-per-chunk",
-            "2",
-            "--cuts",
-            "off",
-            "--strength",
-            "8",
-        ]);
-        command.args(["--denoise-steps", "1", "--threads", "1"]);
+        let film = "--frames-per-chunk 2 --cuts off --strength 8 --denoise-steps 1 --threads 1";
+        command.args(words(film));
         command.args(more);
         Ok::<_, anyhow::Error>(command)
     };
-    let wanted = output(run(&mut job(&[])?, Some(film.clone())))?;
+    let wanted = ended_well(run(&mut job(&[])?, Some(film.clone())))?;
 
     let folder = Folder::scratch();
     let path = folder.file("report.json");
@@ -232,17 +225,13 @@ fn away(transport: &str, kills: usize, devices: &[Device]) -> Result<(Vec<f64>, 
             early = Some(late.clone());
             before = after;
         }
-        held.strike_rank(
-            VICTIM,
-            Strike {
-                at,
-                after: Duration::ZERO,
-                signal: Signal::KILL,
-            },
-        );
+        held.strike(Strike {
+            rank: VICTIM,
+            ..Strike::kill(at)
+        });
     }
     let ended = held.finish();
-    ensure!(output(ended)? == wanted, "the output is another one");
+    ensure!(ended_well(ended)? == wanted, "the output is another one");
     let counts = |of: Footprint| [of.threads, of.descriptors, of.mappings];
     let mut counts = counts(before).into_iter().zip(counts(after)).zip(GROWS);
     ensure!(
@@ -264,14 +253,4 @@ fn away(transport: &str, kills: usize, devices: &[Device]) -> Result<(Vec<f64>, 
     let grown = early.iter().zip(&late);
     let grown = grown.map(|(early, late)| early.cast_signed() - late.cast_signed());
     Ok((served, grown.collect()))
-}
-
-fn output(ended: Ended) -> Result<Vec<u8>> {
-    let Ended { code, stderr, .. } = &ended;
-    ensure!(
-        *code == Some(0),
-        "the job ended with {code:?}: {}",
-        stderr.trim()
-    );
-    Ok(ended.stdout)
 }

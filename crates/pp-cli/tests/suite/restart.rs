@@ -1,7 +1,6 @@
 //! `pp run --restarts`: rank 1 dies, falls silent or is stopped, and the output is the same, bit for
 //! bit.
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -9,11 +8,11 @@ use std::time::Duration;
 use pp_fakes::Fakes;
 use pp_fakes::check::{Expect, Fresh, Recording, check};
 use pp_testing::{
-    Folder, Random,
+    Folder, Random, assert_has,
     process::{
         Held, KILL, Strike, all_gone, as_rank, children, finish, free_port, run, signal, spawn,
     },
-    scenes, video,
+    scenes, video, words,
 };
 use rustix::process::Signal;
 
@@ -31,7 +30,7 @@ fn calm(mut command: Command, input: &[u8]) -> Vec<u8> {
 
 /// Strikes ranks of a run, and holds its output against that of a calm one.
 #[track_caller]
-fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[(u32, Strike)]) {
+fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[Strike]) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let folder = folder(&format!(
         "unmoved_{}",
@@ -41,12 +40,9 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
     command.args(["--restarts", "100", "--report"]).arg(&json);
     command.env("PP_LOG", "warn");
     let mut held = Held::start(&mut command, input.to_vec());
-    for (rank, strike) in strikes {
-        held.strike_rank(*rank, *strike);
-    }
+    strikes.iter().for_each(|strike| held.strike(*strike));
     let ranks = children(held.id());
-    let ended = held.finish();
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let ended = held.finish().succeeded();
     all_gone(&ranks);
     assert!(
         ended.stdout == wanted,
@@ -55,7 +51,7 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
     );
     let report = report(&json);
     let used = report["restarts"].as_u64().unwrap();
-    let is_any = |is: fn(&Strike) -> bool| strikes.iter().any(|(_, strike)| is(strike));
+    let is_any = |is: fn(&Strike) -> bool| strikes.iter().any(is);
     // One that is struck before the ranks have met costs no restart.
     let most = strikes.len() as u64;
     let may_be = match is_any(|strike| strike.at == 0) {
@@ -66,9 +62,8 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
     };
     assert!(may_be.contains(&used), "{report}");
     let is_struck = |cause: &str| {
-        strikes
-            .iter()
-            .any(|(rank, _)| cause.contains(&format!("rank {rank}")))
+        let is_it = |strike: &Strike| cause.contains(&format!("rank {}", strike.rank));
+        strikes.iter().any(is_it)
     };
     let are_kills = !is_any(|strike| strike.signal != Signal::KILL);
     for recovery in report["recoveries"].as_array().unwrap() {
@@ -89,50 +84,31 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
 fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
     let (plain, cut) = (video(64, 48, "mono", 120), scenes(64, 48, "mono", 120, 40));
     let (median, temporal) = (median(), rust_plugin("pp-plugin-temporal"));
-    let file = |path: &PathBuf| path.to_str().unwrap().to_owned();
-    let group = |ranks: &str| {
-        let pipeline = format!("encode@0,phase_b@{ranks},decode@0");
-        vec!["--recompute".to_owned(), "--pipeline".to_owned(), pipeline]
-    };
+    let [median, temporal] = [median, temporal].map(|path| format!("--kernels {}", path.display()));
+    // The leader of a group, and another member.
+    let groups = ["1+2", "2+1"]
+        .map(|ranks| format!("--recompute --pipeline encode@0,phase_b@{ranks},decode@0"));
     let variants = [
-        (vec![], &plain),
-        (vec!["--recompute".to_owned()], &plain),
-        // The leader of a group, and another member.
-        (group("1+2"), &cut),
-        (group("2+1"), &cut),
+        ("", &plain),
+        ("--recompute", &plain),
+        (&groups[0], &cut),
+        (&groups[1], &cut),
+        ("--pipeline encode@0,(phase_b@1)*2,decode@0", &cut),
+        ("--cuts flush", &cut),
         (
-            vec![
-                "--pipeline".into(),
-                "encode@0,(phase_b@1)*2,decode@0".into(),
-            ],
+            &format!("{temporal} --pipeline encode@0,average@1,decode@0"),
             &cut,
         ),
-        (vec!["--cuts".into(), "flush".into()], &cut),
-        (
-            vec![
-                "--kernels".into(),
-                file(&temporal),
-                "--pipeline".into(),
-                "encode@0,average@1,decode@0".into(),
-            ],
-            &cut,
-        ),
-        (vec!["--kernels".into(), file(&median)], &plain),
+        (&median, &plain),
     ];
     let mut random = Random::new(7);
     for (args, input) in variants {
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let args = words(args);
         let wanted = calm(host(&args), input);
         assert!(wanted != *input, "{args:?} changes nothing");
         let strikes = kills(&mut random, 3, input.len() as u64 * 3 / 4);
         assert_unmoved(host(&args), input, &wanted, &strikes);
     }
-}
-
-/// A strike at a rank, so long after a moment.
-fn at(rank: u32, at: u64, ms: u64, signal: Signal) -> (u32, Strike) {
-    let after = Duration::from_millis(ms);
-    (rank, Strike { at, after, signal })
 }
 
 #[test]
@@ -142,9 +118,17 @@ fn ranks_that_are_lost_while_others_are_being_replaced_are_replaced_too() {
     const FOUR: &str = "encode@0,phase_b@1,phase_b@2,decode@3";
     let input = video(64, 48, "mono", 80);
     let half = input.len() as u64 / 2;
-    let kill = |rank, ms| at(rank, half, ms, Signal::KILL);
+    let kill_at = |rank, at, ms| Strike {
+        rank,
+        after: Duration::from_millis(ms),
+        ..Strike::kill(at)
+    };
+    let kill = |rank, ms| kill_at(rank, half, ms);
     // Stopped before it can join: it never comes, and after a while another is asked for.
-    let stop = |rank| at(rank, half, 0, Signal::STOP);
+    let stop = |rank| Strike {
+        signal: Signal::STOP,
+        ..kill(rank, 0)
+    };
     let mut rows = vec![
         (TWO, vec![kill(1, 0), stop(1)]),
         // Before they have come up.
@@ -159,13 +143,12 @@ fn ranks_that_are_lost_while_others_are_being_replaced_are_replaced_too() {
     ];
     // While all meet: the sink stands on a rank of its own, and must not end because of the other.
     let starts = [0, 2, 4, 5, 6, 7, 8, 9, 10, 12, 15];
-    rows.extend(starts.map(|ms| (APART, vec![at(1, 0, ms, Signal::KILL)])));
+    rows.extend(starts.map(|ms| (APART, vec![kill_at(1, 0, ms)])));
     let wanted = calm(host(&["--pipeline", TWO]), &input);
     for (pipeline, strikes) in rows {
         println!("{pipeline} {strikes:?}");
         let mut command = host(&["--pipeline", pipeline]);
-        let stops = |(_, strike): &(u32, Strike)| strike.signal == Signal::STOP;
-        if strikes.iter().any(stops) {
+        if strikes.iter().any(|strike| strike.signal == Signal::STOP) {
             command.env("PP_RESTART_WITHIN_MS", "1000");
         }
         assert_unmoved(command, &input, &wanted, &strikes);
@@ -198,9 +181,7 @@ fn a_drain_asked_for_between_two_processes_of_a_rank_drains() {
     // Most of the time rank 0 has heard it by then.
     std::thread::sleep(Duration::from_millis(100));
     signal(next, Signal::CONT);
-    let ended = held.drained();
-    assert_eq!(ended.code, Some(130), "{}", ended.stderr);
-    assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
+    let ended = held.drained().ended(130, &["interrupted"]);
     assert!(ended.stdout.len() > 60_000);
     assert!(wanted.starts_with(&ended.stdout), "the output is another");
 }
@@ -227,22 +208,16 @@ fn a_launcher_that_starts_a_rank_again_is_waited_for() {
         std::thread::sleep(Duration::from_millis(150));
         rank_1 = back();
     }
-    let ended = held.finish();
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let ended = held.finish().succeeded();
     assert!(ended.stdout == wanted, "the output is another");
-    assert!(ended.stderr.contains("2 of 5 times"), "{}", ended.stderr);
+    assert_has(&ended.stderr, &["2 of 5 times"]);
     finish(rank_1).succeeded();
 }
 
 #[test]
 fn sigterm_ends_the_wait_for_a_rank_that_a_launcher_does_not_start_again() {
-    let ended = left_alone("60000", |rank_0| _ = signal(rank_0, Signal::TERM));
-    assert_eq!(ended.code, Some(143), "{}", ended.stderr);
-    assert!(
-        ended.stderr.contains("while a lost rank was awaited"),
-        "{}",
-        ended.stderr
-    );
+    left_alone("60000", |rank_0| _ = signal(rank_0, Signal::TERM))
+        .ended(143, &["while a lost rank was awaited"]);
 }
 
 /// The end of a rank 0 whose launcher starts no other again.
@@ -261,17 +236,17 @@ fn left_alone(within_ms: &str, strike: impl FnOnce(u32)) -> pp_testing::process:
 
 #[test]
 fn a_launcher_that_starts_nobody_is_not_waited_for_for_ever() {
-    let ended = left_alone("400", |_| ());
-    assert_eq!(ended.code, Some(7), "{}", ended.stderr);
+    let ended = left_alone("400", |_| ()).ended(7, &[]);
     // Which rank may be started again, that it is waited for, and how that ended.
     assert_eq!(ended.stderr.lines().count(), 3, "{}", ended.stderr);
-    for words in [
-        "rank 1 may be started again; restarts in all: 5",
-        "up to 1 s for rank 1",
-        "no other came",
-    ] {
-        assert!(ended.stderr.contains(words), "{}", ended.stderr);
-    }
+    assert_has(
+        &ended.stderr,
+        &[
+            "rank 1 may be started again; restarts in all: 5",
+            "up to 1 s for rank 1",
+            "no other came",
+        ],
+    );
 }
 
 /// Between two GPUs.
@@ -312,7 +287,11 @@ fn on_gpus_a_rank_that_is_stopped_is_replaced() {
     let fakes = Fakes::without_revoke();
     let folder = folder("restart_nccl_stopped");
     let input = video(64, 48, "mono", 80);
-    let strike = at(1, input.len() as u64 / 3, 1, Signal::STOP);
+    let strike = Strike {
+        after: Duration::from_millis(1),
+        signal: Signal::STOP,
+        ..Strike::kill(input.len() as u64 / 3)
+    };
     for transport in TRANSPORTS {
         let mut command = on_gpus(&fakes, &folder, transport, &["--denoise-steps", "0"]);
         command.env("PP_HEARTBEAT_MS", "1000");
@@ -366,14 +345,10 @@ fn on_gpus_a_rank_whose_device_fails_is_replaced() {
     bad.env("PP_FAKE_FAULTS", "cuLaunchKernel:12:719");
     let first = spawn(&mut bad);
     held.wait_for(1);
-    let first = finish(first);
-    assert_eq!(first.code, Some(10), "{}", first.stderr);
+    finish(first).ended(10, &[]);
     let second = spawn(&mut start(1));
-    let ended = held.finish();
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let ended = held.finish().succeeded();
     assert!(ended.stdout == input, "the output is another");
-    for words in ["1 of 2 times", "device: rank 1"] {
-        assert!(ended.stderr.contains(words), "{}", ended.stderr);
-    }
+    assert_has(&ended.stderr, &["1 of 2 times", "device: rank 1"]);
     finish(second).succeeded();
 }

@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use pp_testing::Random;
 use pp_testing::process::Strike;
-use rustix::process::Signal;
+use pp_testing::{Random, read_json};
 
 use crate::common::{assert_keys_are_documented, pp};
 
@@ -26,21 +25,19 @@ pub(crate) fn host(args: &[&str]) -> Command {
 }
 
 /// Kills of rank 1 all over an output of so many bytes. Some come while the one before is not made up for.
-pub(crate) fn kills(random: &mut Random, count: u64, bytes: u64) -> Vec<(u32, Strike)> {
+pub(crate) fn kills(random: &mut Random, count: u64, bytes: u64) -> Vec<Strike> {
     let mut at: Vec<u64> = (0..count).map(|_| random.below(bytes)).collect();
     at.sort_unstable();
-    let kills = at.into_iter().map(|at| {
-        let after = Duration::from_micros(random.below(4) * random.below(3000));
-        let signal = Signal::KILL;
-        (1, Strike { at, after, signal })
+    let kills = at.into_iter().map(|at| Strike {
+        after: Duration::from_micros(random.below(4) * random.below(3000)),
+        ..Strike::kill(at)
     });
     kills.collect()
 }
 
 /// What a run reports of itself.
 pub(crate) fn report(path: &PathBuf) -> serde_json::Value {
-    let text = std::fs::read(path).unwrap();
-    let whole: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let whole = read_json(path);
     assert_keys_are_documented(&whole);
     whole["run"].clone()
 }

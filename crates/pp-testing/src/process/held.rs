@@ -14,6 +14,8 @@ const AHEAD: u64 = 40_000;
 /// What is done to a rank, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct Strike {
+    /// The rank that is struck.
+    pub rank: u32,
     /// When so many bytes of the output are there.
     pub at: u64,
     /// And so long after that.
@@ -23,11 +25,20 @@ pub struct Strike {
 }
 
 /// Death well within the run.
-pub const KILL: Strike = Strike {
-    at: 60_000,
-    after: Duration::ZERO,
-    signal: Signal::KILL,
-};
+pub const KILL: Strike = Strike::kill(60_000);
+
+impl Strike {
+    /// Kills rank 1 when so many bytes of the output are there.
+    pub const fn kill(at: u64) -> Self {
+        let (rank, after, signal) = (1, Duration::ZERO, Signal::KILL);
+        Self {
+            rank,
+            at,
+            after,
+            signal,
+        }
+    }
+}
 
 /// A run whose output is held up.
 #[derive(Debug)]
@@ -89,17 +100,11 @@ impl Held {
         }
     }
 
-    /// Strikes rank 1.
+    /// Strikes a rank.
     #[track_caller]
     pub fn strike(&mut self, strike: Strike) {
-        self.strike_rank(1, strike);
-    }
-
-    /// Strikes this rank.
-    #[track_caller]
-    pub fn strike_rank(&mut self, rank: u32, strike: Strike) {
         self.wait_for(strike.at);
-        let pid = self.rank(rank);
+        let pid = self.rank(strike.rank);
         std::thread::sleep(strike.after);
         self.struck.push(pid);
         signal(pid, strike.signal);
