@@ -4,7 +4,7 @@ use pp_contract::FaultKind::{Device, HandshakeMismatch, Internal, PeerMisbehaved
 
 use crate::faults::catalogue::{Ends, Entry, FAKES, GPUS, How, NCCL, SinkAt, all};
 use crate::faults::log::POINTS;
-use crate::faults::role::Role::{Sink, Source, Stage};
+use crate::faults::role::Role::{self, Sink, Source, Stage};
 
 const SIZE: &str = "Size, type and number of a transfer agree before its receive is posted.";
 const ORDER: &str = "Messages are heard once each, in the order in which they were sent.";
@@ -16,170 +16,67 @@ const LOG: &str = "Every point of no return is one record with call_id, chunk_in
 
 const HEADER: &str = "receive header";
 const MESSAGE: &str = "decode message";
+const ACCEPT: &str = "receive acceptance";
 
-/// The source sent it, as the next stage sees it.
-const fn from_source(operation: &'static str) -> Ends {
-    all(PeerMisbehaved, Source, operation)
+/// The rank of this role hears from the one before it what no rank sends.
+const fn heard(
+    rule: &'static str,
+    id: &'static str,
+    hook: &'static str,
+    role: Role,
+    operation: &'static str,
+) -> Entry {
+    let sender = match role {
+        Stage => Source,
+        Sink => Stage,
+        _ => Sink,
+    };
+    let ends = all(PeerMisbehaved, sender, operation);
+    Entry::new(id, rule, How::Hook(hook, role), ends)
 }
 
-/// The stage before the sink sent it, as the sink sees it.
-const fn from_stage(operation: &'static str) -> Ends {
-    all(PeerMisbehaved, Stage, operation)
+const fn size(id: &'static str, hook: &'static str, role: Role, seen: &'static str) -> Entry {
+    heard(SIZE, id, hook, role, seen)
 }
 
-/// The sink sent it, as the source sees it.
-const fn from_sink(operation: &'static str) -> Ends {
-    all(PeerMisbehaved, Sink, operation)
+const fn order(id: &'static str, hook: &'static str, role: Role, seen: &'static str) -> Entry {
+    heard(ORDER, id, hook, role, seen)
 }
 
-const fn size(id: &'static str, how: How, ends: Ends) -> Entry {
-    Entry::new(id, SIZE, how, ends)
-}
-
-const fn order(id: &'static str, how: How, ends: Ends) -> Entry {
-    Entry::new(id, ORDER, how, ends)
+/// The rank of this role sends from a second thread.
+const fn second_thread(id: &'static str, role: Role) -> Entry {
+    let ends = all(Internal, role, "send");
+    let entry = Entry::new(id, ISSUER, How::Hook("second-thread", role), ends);
+    entry.on(NCCL).says(&["another thread"])
 }
 
 /// The entries.
 pub(super) const ALL: &[Entry] = &[
-    size(
-        "size.manifest",
-        How::Hook("altered-manifest", Stage),
-        from_source(MESSAGE),
-    ),
-    size(
-        "size.manifest-result",
-        How::Hook("altered-manifest", Sink),
-        from_stage(MESSAGE),
-    ),
-    size(
-        "size.payload",
-        How::Hook("lying-payload", Stage),
-        from_source(MESSAGE),
-    ),
-    size(
-        "size.payload-result",
-        How::Hook("lying-payload", Sink),
-        from_stage(MESSAGE),
-    ),
-    size(
-        "size.body",
-        How::Hook("lying-body", Stage),
-        from_source(HEADER),
-    ),
-    size(
-        "size.truncated",
-        How::Hook("truncated-frame", Stage),
-        from_source(HEADER),
-    ),
-    size(
-        "size.damaged",
-        How::Hook("damaged-body", Stage),
-        from_source(HEADER),
-    ),
-    size(
-        "size.note",
-        How::Hook("long-note", Stage),
-        from_source(MESSAGE),
-    ),
-    size(
-        "size.stale",
-        How::Hook("stale-tensors", Stage),
-        from_source(MESSAGE),
-    ),
-    size(
-        "size.stale-result",
-        How::Hook("stale-tensors", Sink),
-        from_stage(MESSAGE),
-    ),
-    order(
-        "order.duplicated",
-        How::Hook("duplicated", Stage),
-        from_source(HEADER),
-    ),
-    order(
-        "order.duplicated-result",
-        How::Hook("duplicated", Sink),
-        from_stage(HEADER),
-    ),
-    order(
-        "order.skipped",
-        How::Hook("skipped", Stage),
-        from_source(HEADER),
-    ),
-    order(
-        "order.skipped-result",
-        How::Hook("skipped", Sink),
-        from_stage(HEADER),
-    ),
-    order(
-        "order.swapped",
-        How::Hook("swapped", Stage),
-        from_source(HEADER),
-    ),
-    order(
-        "order.swapped-result",
-        How::Hook("swapped", Sink),
-        from_stage(HEADER),
-    ),
-    order(
-        "order.attempt",
-        How::Hook("falling-attempt", Stage),
-        from_source(HEADER),
-    )
-    .says(&["it must not fall"]),
-    order(
-        "order.attempt-result",
-        How::Hook("falling-attempt", Sink),
-        from_stage(HEADER),
-    )
-    .says(&["it must not fall"]),
-    order(
-        "order.lap",
-        How::Hook("wrong-lap", Stage),
-        from_source(HEADER),
-    )
-    .says(&["lap 65535"]),
-    order(
-        "order.lap-result",
-        How::Hook("wrong-lap", Sink),
-        from_stage(HEADER),
-    )
-    .says(&["lap 65535"]),
-    order(
-        "order.acceptance-skipped",
-        How::Hook("skipped", Source),
-        from_sink("receive acceptance"),
-    )
-    .where_sink_is(SinkAt::Apart),
-    order(
-        "order.acceptance-swapped",
-        How::Hook("swapped", Source),
-        from_sink("receive acceptance"),
-    )
-    .where_sink_is(SinkAt::Apart),
-    order(
-        "order.acceptance-duplicated",
-        How::Hook("duplicated", Source),
-        from_sink(HEADER),
-    )
-    .where_sink_is(SinkAt::Apart),
-    Entry::new(
-        "order.second-thread",
-        ISSUER,
-        How::Hook("second-thread", Source),
-        all(Internal, Source, "send"),
-    )
-    .on(NCCL)
-    .says(&["another thread"]),
-    Entry::new(
-        "order.second-thread-result",
-        ISSUER,
-        How::Hook("second-thread", Stage),
-        all(Internal, Stage, "send"),
-    )
-    .on(NCCL)
-    .says(&["another thread"]),
+    size("size.manifest", "altered-manifest", Stage, MESSAGE),
+    size("size.manifest-result", "altered-manifest", Sink, MESSAGE),
+    size("size.payload", "lying-payload", Stage, MESSAGE),
+    size("size.payload-result", "lying-payload", Sink, MESSAGE),
+    size("size.body", "lying-body", Stage, HEADER),
+    size("size.truncated", "truncated-frame", Stage, HEADER),
+    size("size.damaged", "damaged-body", Stage, HEADER),
+    size("size.note", "long-note", Stage, MESSAGE),
+    size("size.stale", "stale-tensors", Stage, MESSAGE),
+    size("size.stale-result", "stale-tensors", Sink, MESSAGE),
+    order("order.duplicated", "duplicated", Stage, HEADER),
+    order("order.duplicated-result", "duplicated", Sink, HEADER),
+    order("order.skipped", "skipped", Stage, HEADER),
+    order("order.skipped-result", "skipped", Sink, HEADER),
+    order("order.swapped", "swapped", Stage, HEADER),
+    order("order.swapped-result", "swapped", Sink, HEADER),
+    order("order.attempt", "falling-attempt", Stage, HEADER).says(&["it must not fall"]),
+    order("order.attempt-result", "falling-attempt", Sink, HEADER).says(&["it must not fall"]),
+    order("order.lap", "wrong-lap", Stage, HEADER).says(&["lap 65535"]),
+    order("order.lap-result", "wrong-lap", Sink, HEADER).says(&["lap 65535"]),
+    order("order.acceptance-skipped", "skipped", Source, ACCEPT).where_sink_is(SinkAt::Apart),
+    order("order.acceptance-swapped", "swapped", Source, ACCEPT).where_sink_is(SinkAt::Apart),
+    order("order.acceptance-duplicated", "duplicated", Source, HEADER).where_sink_is(SinkAt::Apart),
+    second_thread("order.second-thread", Source),
+    second_thread("order.second-thread-result", Stage),
     Entry::new(
         "devices.same-gpu",
         DEVICES,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pp_contract::FaultKind::{
-    BadInput, Drift, HandshakeMismatch, Internal, PeerDied, PeerMisbehaved, TimedOut, Usage,
+    self, BadInput, Drift, HandshakeMismatch, Internal, PeerDied, PeerMisbehaved, TimedOut, Usage,
 };
 
 use crate::faults::catalogue::{End, Ends, Entry, How, NCCL, SILENCE, SinkAt, all};
@@ -28,9 +28,36 @@ const MESSAGE: &str = "decode message";
 /// A chunk that is built when all ranks have worked on one: those of the default depth are fewer.
 const LATER: u64 = 8;
 
-/// The rank of this role is told apart at the handshake.
-const fn differs(role: Role) -> Ends {
-    all(HandshakeMismatch, role, "handshake")
+/// How a rank ends by its own fault: the kind and the operation.
+type Own = (FaultKind, &'static str);
+const MEET: Own = (HandshakeMismatch, "handshake");
+const RUN: Own = (Usage, "phase_b");
+const SEND: Own = (Internal, "send");
+const ISSUE: Own = (Internal, "issue work");
+const DIGEST: Own = (Drift, "verify");
+
+/// The rank of the stage has another setting.
+const fn differs(id: &'static str, how: How) -> Entry {
+    Entry::new(id, ALIKE, how, all(MEET.0, Stage, MEET.1))
+}
+
+const fn variable(name: &'static str, value: &'static str) -> How {
+    How::Variable(Stage, name, value)
+}
+
+const fn arguments(args: &'static [&'static str]) -> How {
+    How::Arguments(Stage, args)
+}
+
+/// The rank of this role ends with a fault of its own: a kind and an operation.
+const fn own(
+    id: &'static str,
+    rule: &'static str,
+    hook: &'static str,
+    role: Role,
+    (kind, operation): Own,
+) -> Entry {
+    Entry::new(id, rule, How::Hook(hook, role), all(kind, role, operation))
 }
 
 /// The stage hears from the source what no source sends.
@@ -45,10 +72,15 @@ const fn heard_by_sink(id: &'static str, rule: &'static str, hook: &'static str)
     Entry::new(id, rule, How::Hook(hook, Sink), ends)
 }
 
+/// A member hears from its leader what no leader sends.
+const fn heard_by_member(id: &'static str, rule: &'static str, hook: &'static str) -> Entry {
+    let ends = all(PeerMisbehaved, Stage, MESSAGE);
+    Entry::new(id, rule, How::Hook(hook, Member), ends)
+}
+
 /// The source makes what no message can be made of.
 const fn made(id: &'static str, rule: &'static str, hook: &'static str) -> Entry {
-    let ends = all(BadInput, Source, "encode");
-    Entry::new(id, rule, How::Hook(hook, Source), ends)
+    own(id, rule, hook, Source, (BadInput, "encode"))
 }
 
 /// The rank of this role dies, which all others notice.
@@ -74,22 +106,18 @@ const fn stalls(id: &'static str, role: Role) -> Entry {
 /// The entries.
 pub(super) const ALL: &[Entry] = &[
     made("OM-01.dtype", BEFORE, "unsupported-dtype"),
-    Entry::new(
+    own(
         "OM-01.oversize",
         BEFORE,
-        How::Hook("oversize-tensor", Source),
-        all(Usage, Source, "encode"),
+        "oversize-tensor",
+        Source,
+        (Usage, "encode"),
     ),
     made("OM-02.note", BEFORE, "huge-note"),
-    Entry::new(
-        "OM-03.recompute",
-        PLAN,
-        How::Hook("skipped-recompute", Stage),
-        all(Usage, Stage, "phase_b"),
-    )
-    .with(RECOMPUTE)
-    // Of a group the collectives differ before the calls are counted.
-    .says(&["calls"]),
+    own("OM-03.recompute", PLAN, "skipped-recompute", Stage, RUN)
+        .with(RECOMPUTE)
+        // Of a group the collectives differ before the calls are counted.
+        .says(&["calls"]),
     heard("OM-03.calls", PLAN, "wrong-calls"),
     heard_by_sink("OM-03.report", PLAN, "wrong-report").says(&["were planned"]),
     Entry::new(
@@ -100,48 +128,15 @@ pub(super) const ALL: &[Entry] = &[
     )
     .where_sink_is(SinkAt::Apart)
     .says(&["were planned"]),
-    Entry::new(
-        "OM-04.setting",
-        ALIKE,
-        How::Variable(Stage, "PP_HEARTBEAT_MS", "777"),
-        differs(Stage),
-    )
-    .says(&["heartbeat_ms", "777"]),
-    Entry::new(
-        "OM-04.hook",
-        ALIKE,
-        How::Variable(Stage, "PP_FAULT", "kill@1"),
-        differs(Stage),
-    )
-    .says(&["settings.fault", "not set"]),
-    Entry::new(
-        "OM-05.depth",
-        ALIKE,
-        How::Arguments(Stage, &["--depth", "3"]),
-        differs(Stage),
-    )
-    .says(&["settings.depth differs: rank 0 has", "rank 1 has \"3\""]),
-    Entry::new(
-        "OM-05.verify",
-        ALIKE,
-        How::Arguments(Stage, &["--verify", "every=2"]),
-        differs(Stage),
-    )
-    .says(&["settings.verify"]),
-    Entry::new(
-        "OM-05.nccl",
-        ALIKE,
-        How::Variable(Source, "NCCL_ALGO", "Ring"),
-        differs(Stage),
-    )
-    .on(NCCL)
-    .says(&["settings.NCCL_ALGO"]),
-    Entry::new(
-        "OM-06.side",
-        MANIFEST,
-        How::Hook("side-transfer", Source),
-        all(Internal, Source, "send"),
-    ),
+    differs("OM-04.setting", variable("PP_HEARTBEAT_MS", "777")).says(&["heartbeat_ms", "777"]),
+    differs("OM-04.hook", variable("PP_FAULT", "kill@1")).says(&["settings.fault", "not set"]),
+    differs("OM-05.depth", arguments(&["--depth", "3"]))
+        .says(&["settings.depth differs: rank 0 has", "rank 1 has \"3\""]),
+    differs("OM-05.verify", arguments(&["--verify", "every=2"])).says(&["settings.verify"]),
+    differs("OM-05.nccl", How::Variable(Source, "NCCL_ALGO", "Ring"))
+        .on(NCCL)
+        .says(&["settings.NCCL_ALGO"]),
+    own("OM-06.side", MANIFEST, "side-transfer", Source, SEND),
     heard("OM-06.extra", MANIFEST, "extra-tensor"),
     heard_by_sink("OM-06.extra-result", MANIFEST, "extra-tensor"),
     Entry::new(
@@ -154,33 +149,11 @@ pub(super) const ALL: &[Entry] = &[
     heard("OM-07.trail", WHOLE, "extra-report"),
     heard_by_sink("OM-07.trail-result", WHOLE, "extra-report"),
     // A member hears from its leader what no leader sends.
-    Entry::new(
-        "OM-07.member",
-        WHOLE,
-        How::Hook("missing-tensor", Member),
-        all(PeerMisbehaved, Stage, MESSAGE),
-    ),
+    heard_by_member("OM-07.member", WHOLE, "missing-tensor"),
     // Of a payload larger than the leader can have.
-    Entry::new(
-        "OM-07.member-payload",
-        WHOLE,
-        How::Hook("altered-manifest", Member),
-        all(PeerMisbehaved, Stage, MESSAGE),
-    ),
-    Entry::new(
-        "OM-08.edge",
-        GROUP,
-        How::Hook("foreign-slot", Source),
-        all(Internal, Source, "send"),
-    )
-    .says(&["another edge"]),
-    Entry::new(
-        "OM-08.member",
-        GROUP,
-        How::Hook("stranger", Member),
-        all(Internal, Member, "issue work"),
-    )
-    .says(&["there is no member"]),
+    heard_by_member("OM-07.member-payload", WHOLE, "altered-manifest"),
+    own("OM-08.edge", GROUP, "foreign-slot", Source, SEND).says(&["another edge"]),
+    own("OM-08.member", GROUP, "stranger", Member, ISSUE).says(&["there is no member"]),
     Entry::new(
         "OM-09",
         "A late result of an old epoch is dropped and not decoded; its receive is never skipped.",
@@ -194,29 +167,13 @@ pub(super) const ALL: &[Entry] = &[
     made("OM-10.missing", CONTEXT, "missing-context").with(RECOMPUTE),
     heard("OM-10.lost", CONTEXT, "lost-context").with(RECOMPUTE),
     heard("OM-10.stale", CONTEXT, "stale-context").with(RECOMPUTE),
-    Entry::new(
-        "OM-11.input",
-        DRIFT,
-        How::Hook("changed-tensor", Source),
-        all(Drift, Source, "verify"),
-    )
-    .with(VERIFY)
-    .says(&["tensor latents_in", "chunk 3"]),
-    Entry::new(
-        "OM-11.output",
-        DRIFT,
-        How::Hook("changed-tensor", Stage),
-        all(Drift, Stage, "verify"),
-    )
-    .with(VERIFY)
-    .says(&["tensor latents_out", "chunk 3"]),
-    Entry::new(
-        "OM-12.weights",
-        DRIFT,
-        How::Hook("changed-weights", Stage),
-        differs(Stage),
-    )
-    .says(&["kernels_digest differs"]),
+    own("OM-11.input", DRIFT, "changed-tensor", Source, DIGEST)
+        .with(VERIFY)
+        .says(&["tensor latents_in", "chunk 3"]),
+    own("OM-11.output", DRIFT, "changed-tensor", Stage, DIGEST)
+        .with(VERIFY)
+        .says(&["tensor latents_out", "chunk 3"]),
+    own("OM-12.weights", DRIFT, "changed-weights", Stage, MEET).says(&["kernels_digest differs"]),
     dies("OM-13.kill-source", "kill", Source, End::Killed),
     dies("OM-13.kill-stage", "kill", Stage, End::Killed),
     dies("OM-13.kill-member", "kill", Member, End::Killed),
