@@ -1,8 +1,6 @@
 //! Small traces written by hand: copies into a slot of another process, numbers behind them, and credits that go back.
 
-use crate::traces::{
-    EXPECT, RECEIVER, SENDER, assert_each_breaks, assert_only, at, lines, recording,
-};
+use crate::traces::{EXPECT, assert_each_breaks, assert_only, at, lines, recording};
 use pp_fakes::check::{Expect, Fresh, Report, Rule, check};
 
 /// The sender: fills its own slot, copies it into the receiver's, and lets a number follow; the credit that it sees
@@ -75,102 +73,37 @@ fn a_good_run_of_puts_is_accepted() {
     assert!(report.accesses > 10 && report.steady_lines >= 6);
 }
 
-/// One line of one rank is another, or is missing.
 #[test]
-fn a_changed_line_of_puts_breaks_its_rule_and_no_other() {
-    use Rule::{Lifetime, Race, Stale, Steady, Unwritten};
-    let number = |st, at, value, flags| {
-        format!("1 cuStreamWriteValue32 st={st} addr={at} value={value} flags={flags}")
-    };
-    let on_another_stream = number(3, "0x500000", 2, 0);
-    let without_fence = number(2, "0x500000", 2, 1);
-    let early_credit = number(3, "0x700080", 1, 0);
-    let changes = [
-        // The number is on another stream, by the host, or without a fence.
-        (SENDER, "WriteValue", 1, on_another_stream.as_str(), Race),
-        (
-            SENDER,
-            "WriteValue",
-            1,
-            "1 HostStore addr=0x500000 value=2",
-            Race,
-        ),
-        (SENDER, "WriteValue", 1, &without_fence, Race),
+fn a_change_of_puts_breaks_its_rule_and_no_other() {
+    let table = "
+        // The number is on another stream, by the host, without a fence, or before its copy.
+        Race | sender | WriteValue#1 => 1 cuStreamWriteValue32 st=3 addr=0x500000 value=2 flags=0
+        Race | sender | WriteValue#1 => 1 HostStore addr=0x500000 value=2
+        Race | sender | WriteValue#1 => 1 cuStreamWriteValue32 st=2 addr=0x500000 value=2 flags=1
+        Race | sender | WriteValue#1 => | cuMemcpy#1 << 1 cuStreamWriteValue32 st=2 addr=0x500000 value=2 flags=0
         // The slot is read before its number was seen, or when another one was, or by a thread that does not know.
-        (RECEIVER, "HostLoad", 1, "", Race),
-        (
-            RECEIVER,
-            "HostLoad",
-            1,
-            "1 HostLoad addr=0x700000 value=1",
-            Race,
-        ),
-        (
-            RECEIVER,
-            "HostLoad",
-            1,
-            "1 HostLoad addr=0x700004 value=2",
-            Race,
-        ),
-        (
-            RECEIVER,
-            "HostLoad",
-            1,
-            "2 HostLoad addr=0x700000 value=2",
-            Race,
-        ),
+        Race | receiver | HostLoad#1 =>
+        Race | receiver | HostLoad#1 => 1 HostLoad addr=0x700000 value=1
+        Race | receiver | HostLoad#1 => 1 HostLoad addr=0x700004 value=2
+        Race | receiver | HostLoad#1 => 2 HostLoad addr=0x700000 value=2
         // The slots are used again before their credit was seen.
-        (SENDER, "HostLoad", 0, "", Race),
-        (
-            SENDER,
-            "HostLoad",
-            0,
-            "1 HostLoad addr=0x500080 value=0",
-            Race,
-        ),
+        Race | sender | HostLoad#0 =>
+        Race | sender | HostLoad#0 => 1 HostLoad addr=0x500080 value=0
         // The credit does not wait for the reader.
-        (RECEIVER, "cuStreamWaitEvent", 0, "", Race),
-        (RECEIVER, "WriteValue", 0, &early_credit, Race),
-        (
-            RECEIVER,
-            "WriteValue",
-            0,
-            "1 HostStore addr=0x700080 value=1",
-            Race,
-        ),
+        Race | receiver | cuStreamWaitEvent#0 =>
+        Race | receiver | WriteValue#0 => 1 cuStreamWriteValue32 st=3 addr=0x700080 value=1 flags=0
+        Race | receiver | WriteValue#0 => 1 HostStore addr=0x700080 value=1
         // Nothing was sent, or the same again.
-        (SENDER, "cuMemcpyDtoDAsync", 0, "", Unwritten),
-        (SENDER, "cuLaunchKernel", 1, "", Stale),
-        // What was mapped is gone before its last use.
-        (RECEIVER, "cuStreamQuery", 0, "", Lifetime),
+        Unwritten | sender | cuMemcpyDtoDAsync#0 =>
+        Stale | sender | cuLaunchKernel#1 =>
+        // What was mapped is gone before its last use. At the sender a credit of the peer would do, too.
+        Lifetime | receiver | cuStreamQuery#0 =>
+        clean | sender | cuStreamQuery#0 =>
+        Lifetime | sender | cuStreamQuery#0 => | HostLoad#1 =>
         // It is no steady state.
-        (
-            SENDER,
-            "cuStreamWaitEvent",
-            1,
-            "1 cuStreamWaitEvent ev=1 st=2\n1 cuMemMap addr=0x90000 len=4096 mem=9.2 peer=0",
-            Steady,
-        ),
-    ];
-    assert_each_breaks(judge, || [sender(), receiver()], &changes);
-}
-
-/// Either answers: that the stream is drained, or a credit of the peer.
-#[test]
-fn a_mapping_that_ends_before_the_copy_into_it() {
-    let mut sender = sender();
-    sender.remove(at(&sender, "cuStreamQuery", 0));
-    judge(&sender, &receiver()).assert_clean();
-    sender.remove(at(&sender, "HostLoad", 1));
-    assert_only(&judge(&sender, &receiver()), Rule::Lifetime);
-}
-
-#[test]
-fn a_number_before_its_copy() {
-    let mut sender = sender();
-    let (copy, number) = (at(&sender, "cuMemcpy", 1), at(&sender, "WriteValue", 1));
-    sender.swap(copy, number);
-    assert_only(&judge(&sender, &receiver()), Rule::Race);
+        Steady | sender | cuStreamWaitEvent#1 << 1 cuMemMap addr=0x90000 len=4096 mem=9.2 peer=0
+    ";
+    assert_each_breaks(judge, || [sender(), receiver()], table);
 }
 
 /// A host that never gave its lease to a stream writes the credit itself.
