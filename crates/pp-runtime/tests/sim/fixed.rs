@@ -7,109 +7,57 @@ use pp_runtime::core::{
     Action, Cut, FixedOrder, ONWARD, RankCore, StageFacts, Task, Turn, stages_of,
 };
 
+use pp_testing::{rows, words};
+
 use crate::world::{Device, Shape};
 use crate::{DEVICES, explore, ticket, walk_all};
 
 /// A schedule: what each rank does, as PyTorch writes it. Two that overlap are joined by a `+`.
-struct Case<'a> {
-    ranks: &'a [&'a str],
+struct Case {
+    ranks: Vec<&'static str>,
     /// The rank of each stage.
-    stages: &'a [u32],
+    stages: Vec<u32>,
     microbatches: u64,
     /// The least slots of an edge with which it ends, and chunks in flight.
     slots: u8,
     depth: u8,
 }
 
-const CASES: [Case<'_>; 10] = [
+/// The ranks, the rank of each stage, microbatches, slots and depth.
+const CASES: &str = "
     // GPipe.
-    Case {
-        ranks: &["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"],
-        stages: &[0, 1],
-        microbatches: 3,
-        slots: 1,
-        depth: 3,
-    },
+    0F0 0F1 0F2 0B0 0B1 0B2 / 1F0 1F1 1F2 1B0 1B1 1B2 | 0 1 | 3 | 1 | 3
     // 1F1B.
-    Case {
-        ranks: &["0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"],
-        stages: &[0, 1],
-        microbatches: 3,
-        slots: 1,
-        depth: 2,
-    },
-    Case {
-        ranks: &["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", "2F0 2B0 2F1 2B1"],
-        stages: &[0, 1, 2],
-        microbatches: 2,
-        slots: 1,
-        depth: 2,
-    },
+    0F0 0F1 0B0 0F2 0B1 0B2 / 1F0 1B0 1F1 1B1 1F2 1B2 | 0 1 | 3 | 1 | 2
+    0F0 0F1 0B0 0B1 / 1F0 1F1 1B0 1B1 / 2F0 2B0 2F1 2B1 | 0 1 2 | 2 | 1 | 2
     // Worked on in another order than that in which they come.
-    Case {
-        ranks: &["0F0 0F1 0B1 0B0", "1F1 1F0 1B0 1B1"],
-        stages: &[0, 1],
-        microbatches: 2,
-        slots: 2,
-        depth: 2,
-    },
+    0F0 0F1 0B1 0B0 / 1F1 1F0 1B0 1B1 | 0 1 | 2 | 2 | 2
     // The receiver uses the later message first, and its slot is needed before the other one is back.
-    Case {
-        ranks: &["0F0 0F2 0B2 0F1 0B1 0B0", "1F2 1B2 1F1 1B1 1F0 1B0"],
-        stages: &[0, 1],
-        microbatches: 3,
-        slots: 2,
-        depth: 3,
-    },
+    0F0 0F2 0B2 0F1 0B1 0B0 / 1F2 1B2 1F1 1B1 1F0 1B0 | 0 1 | 3 | 2 | 3
     // Weight gradients apart.
-    Case {
-        ranks: &["0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1"],
-        stages: &[0, 1],
-        microbatches: 2,
-        slots: 1,
-        depth: 2,
-    },
+    0F0 0F1 0I0 0W0 0I1 0W1 / 1F0 1I0 1F1 1I1 1W0 1W1 | 0 1 | 2 | 1 | 2
     // Stages in loops, and backward in falling order.
-    Case {
-        ranks: &[
-            "0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0",
-            "1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0",
-        ],
-        stages: &[0, 1, 0, 1],
-        microbatches: 2,
-        slots: 1,
-        depth: 2,
-    },
+    0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0 / 1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0 | 0 1 0 1 | 2 | 1 | 2
     // One more microbatch in the loop takes two slots.
-    Case {
-        ranks: &[
-            "0F0 0F1 0F2 2F0 2F1 2F2 2B2 2B1 2B0 0B2 0B1 0B0",
-            "1F0 1F1 1F2 3F0 3F1 3F2 3B2 3B1 3B0 1B2 1B1 1B0",
-        ],
-        stages: &[0, 1, 0, 1],
-        microbatches: 3,
-        slots: 2,
-        depth: 3,
-    },
+    0F0 0F1 0F2 2F0 2F1 2F2 2B2 2B1 2B0 0B2 0B1 0B0 / 1F0 1F1 1F2 3F0 3F1 3F2 3B2 3B1 3B0 1B2 1B1 1B0 | 0 1 0 1 | 3 | 2 | 3
     // In a V, where forward and backward overlap.
-    Case {
-        ranks: &[
-            "0F0 0F1 3F0 3B0 3F1+0B0 3B1 0B1",
-            "1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1",
-        ],
-        stages: &[0, 1, 1, 0],
-        microbatches: 2,
-        slots: 1,
-        depth: 2,
-    },
-    Case {
-        ranks: &["0F0 0F1 1F0 1F1+1B0 0B0 1I1 0I1 0W1 1W1"],
-        stages: &[0, 0],
-        microbatches: 2,
-        slots: 1,
-        depth: 2,
-    },
-];
+    0F0 0F1 3F0 3B0 3F1+0B0 3B1 0B1 / 1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1 | 0 1 1 0 | 2 | 1 | 2
+    0F0 0F1 1F0 1F1+1B0 0B0 1I1 0I1 0W1 1W1 | 0 0 | 2 | 1 | 2
+";
+
+fn cases(table: &'static str) -> Vec<Case> {
+    let case = |[ranks, stages, microbatches, slots, depth]: [&'static str; 5]| Case {
+        ranks: ranks.split(" / ").collect(),
+        stages: words(stages)
+            .iter()
+            .map(|rank| rank.parse().unwrap())
+            .collect(),
+        microbatches: microbatches.parse().unwrap(),
+        slots: slots.parse().unwrap(),
+        depth: depth.parse().unwrap(),
+    };
+    rows(table).map(case).collect()
+}
 
 /// Forward of each stage, then backward of each, from the last to the first.
 fn pipeline(stages: &[u32]) -> Pipeline {
@@ -139,15 +87,15 @@ fn turn(stages: usize, word: &str) -> Turn {
     }
 }
 
-impl Case<'_> {
+impl Case {
     fn shape(&self, device: Device, steps: usize) -> Shape {
-        let pipeline = pipeline(self.stages);
+        let pipeline = pipeline(&self.stages);
         let order = |(rank, row): (u32, &&str)| {
             let turns = row.split(' ').map(|word| turn(self.stages.len(), word));
             let at = (&pipeline, Rank::new(rank));
             FixedOrder::new(at, turns.collect(), self.microbatches).expect("an order")
         };
-        let orders: Vec<FixedOrder> = (0..).zip(self.ranks).map(order).collect();
+        let orders: Vec<FixedOrder> = (0..).zip(&self.ranks).map(order).collect();
         let among = |order: &FixedOrder| order.clone().among(&orders);
         Shape {
             orders: orders.iter().map(among).collect(),
@@ -166,7 +114,7 @@ impl Case<'_> {
 #[test]
 fn a_fixed_order_ends_well() {
     let mut all = Vec::new();
-    for case in &CASES {
+    for case in cases(CASES) {
         all.extend(DEVICES.map(|device| case.shape(device, 1)));
         all.extend(DEVICES.map(|device| case.shape(device, 2)));
     }
@@ -175,11 +123,12 @@ fn a_fixed_order_ends_well() {
 
 #[test]
 fn a_drain_ends_the_step_and_an_abort_ends_at_once() {
-    let drained = CASES.iter().map(|case| Shape {
+    let cases = cases(CASES);
+    let drained = cases.iter().map(|case| Shape {
         may_drain: true,
         ..case.shape(Device::None, 2)
     });
-    let aborted = CASES.iter().map(|case| Shape {
+    let aborted = cases.iter().map(|case| Shape {
         may_abort: true,
         ..case.shape(Device::None, 1)
     });
@@ -195,7 +144,7 @@ fn broken(shape: &Shape) -> String {
 
 #[test]
 fn a_slot_too_few_stands_still() {
-    let looped = &CASES[7];
+    let looped = &cases(CASES)[7];
     let shape = Shape {
         slots: Some(looped.slots - 1),
         ..looped.shape(Device::None, 1)
@@ -206,17 +155,11 @@ fn a_slot_too_few_stands_still() {
 
 #[test]
 fn ranks_that_wait_for_each_other_stand_still() {
-    for rows in [
-        ["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"],
-        ["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"],
-    ] {
-        let crossed = Case {
-            ranks: &rows,
-            stages: &[0, 1],
-            microbatches: 2,
-            slots: 2,
-            depth: 2,
-        };
+    let table = "
+        0F0 0B0 0F1 0B1 / 1F1 1B1 1F0 1B0 | 0 1 | 2 | 2 | 2
+        0F0 0B0 0F1 0B1 / 1F0 1F1 1B0 1B1 | 0 1 | 2 | 2 | 2
+    ";
+    for crossed in cases(table) {
         let said = broken(&crossed.shape(Device::None, 1));
         assert!(said.starts_with("nobody waits for ever"), "{said}");
     }
