@@ -2,6 +2,7 @@
 
 use pp_contract::Rank;
 use pp_contract::pipeline::{EdgeKind, Laps, Pipeline};
+use pp_testing::rows;
 use proptest::prelude::*;
 
 fn parse(text: &str) -> Pipeline {
@@ -140,72 +141,49 @@ fn bad_text_is_refused_with_place_and_remedy() {
     let many = |stage: &str, n| vec![stage; n].join(",");
     let long = format!("a@0,{}@0", "b".repeat(33));
     let stages = format!("a@0,{},c@0", many("b@0", 63));
-    for (text, position, problem) in [
-        ("", 1, "the text ends; write a stage"),
-        ("a@0", 1, "the only stage"),
-        ("a@0 ->", 7, "the text ends; write a stage"),
-        ("a@0-", 4, "quote it: the shell took the >"),
-        ("a@0 -", 5, "quote it: the shell took the >"),
-        ("a@0 - b@1", 5, "found '-'; write '->'"),
-        ("a@0,B@1", 5, "found 'B'; write a stage"),
-        ("a@0,_b@1", 5, "begins with a letter"),
-        ("a@0,ä@1,b@0", 5, "found 'ä'"),
-        ("a@0,b", 6, "write '@' and the rank of b"),
-        ("a@0,b@x,c@0", 7, "write a rank"),
-        ("a@0,b@64,c@0", 7, "rank 64 is over 63"),
-        ("a@0,b@99999999999,c@0", 7, "over 63"),
-        ("a@0,b@1+1,c@0", 9, "rank 1 stands twice in the group of b"),
-        (
-            "a@0,b@1+0,c@0+1,d@0",
-            11,
-            "rank 0 is in the groups b@1+0 and c@0+1, which could wait for each other for ever; give the stage c one rank,",
-        ),
-        (
-            "a@0,b@0+1,b@0+1,c@0",
-            11,
-            "rank 0 is in the groups b@0+1 and b@0+1, which",
-        ),
+    for [text, position, problem] in rows("
+         | 1 | the text ends; write a stage
+        a@0 | 1 | the only stage
+        a@0 -> | 7 | the text ends; write a stage
+        a@0- | 4 | quote it: the shell took the >
+        a@0 - | 5 | quote it: the shell took the >
+        a@0 - b@1 | 5 | found '-'; write '->'
+        a@0,B@1 | 5 | found 'B'; write a stage
+        a@0,_b@1 | 5 | begins with a letter
+        a@0,ä@1,b@0 | 5 | found 'ä'
+        a@0,b | 6 | write '@' and the rank of b
+        a@0,b@x,c@0 | 7 | write a rank
+        a@0,b@64,c@0 | 7 | rank 64 is over 63
+        a@0,b@99999999999,c@0 | 7 | over 63
+        a@0,b@1+1,c@0 | 9 | rank 1 stands twice in the group of b
+        a@0,b@1+0,c@0+1,d@0 | 11 | rank 0 is in the groups b@1+0 and c@0+1, which could wait for each other for ever; give the stage c one rank,
+        a@0,b@0+1,b@0+1,c@0 | 11 | rank 0 is in the groups b@0+1 and b@0+1, which
         // One rank in common, and another way between the others.
-        (
-            "a@0,b@1+2,c@2+3,d@1,e@3",
-            11,
-            "rank 2 is in the groups b@1+2 and c@2+3, which",
-        ),
-        (
-            "a@0,b@0+1,c@2+3,d@4+3,e@0",
-            17,
-            "rank 3 is in the groups c@2+3 and d@4+3, which",
-        ),
-        ("a@0,b@1+,c@0", 9, "write a rank"),
-        (
-            "a@0,b@1+2,c@0,(d@1+2)*2,e@0",
-            16,
-            "the group of d stands in a ring",
-        ),
-        ("a@0,(b@1,(c@2)*2)*2,d@0", 10, "a ring stands in a ring"),
-        ("a@0,(b@1,c@0", 13, "write '->', ',' or ')'"),
-        ("a@0,(b@1),c@0", 10, "write '*steps'"),
-        ("a@0,(b@1)*,c@0", 11, "write 'steps' or the number"),
-        ("a@0,(b@1)*0,c@0", 11, "cannot be walked '0' times"),
-        (
-            "a@0,(b@1)*65536,c@0",
-            11,
-            "cannot be walked '65536' times; write 'steps', or a number from 1 to 65535",
-        ),
-        ("a@0,(b@1)*step,c@0", 11, "cannot be walked 'step' times"),
-        ("a@0+1,b@1", 1, "the source and stands on 2 ranks"),
-        ("a@1,b@0", 1, "the source stands on rank 0"),
-        ("a@0,b@0+1", 5, "the sink and stands on 2 ranks"),
-        ("(a@0)*2,b@1", 2, "the source and stands in a ring"),
-        ("a@0,(b@1)*2", 6, "the sink and stands in a ring"),
-        ("a@0,a@1,b@0", 5, "the source and stands here too"),
-        ("a@0,b@1,b@0", 5, "the sink and stands here too"),
-        ("a@0,b@2,c@0", 5, "rank 1 has no stage"),
-        (&long, 5, "over 32 bytes"),
-        (&stages, 257, "one stage more than 64"),
-    ] {
+        a@0,b@1+2,c@2+3,d@1,e@3 | 11 | rank 2 is in the groups b@1+2 and c@2+3, which
+        a@0,b@0+1,c@2+3,d@4+3,e@0 | 17 | rank 3 is in the groups c@2+3 and d@4+3, which
+        a@0,b@1+,c@0 | 9 | write a rank
+        a@0,b@1+2,c@0,(d@1+2)*2,e@0 | 16 | the group of d stands in a ring
+        a@0,(b@1,(c@2)*2)*2,d@0 | 10 | a ring stands in a ring
+        a@0,(b@1,c@0 | 13 | write '->', ',' or ')'
+        a@0,(b@1),c@0 | 10 | write '*steps'
+        a@0,(b@1)*,c@0 | 11 | write 'steps' or the number
+        a@0,(b@1)*0,c@0 | 11 | cannot be walked '0' times
+        a@0,(b@1)*65536,c@0 | 11 | cannot be walked '65536' times; write 'steps', or a number from 1 to 65535
+        a@0,(b@1)*step,c@0 | 11 | cannot be walked 'step' times
+        a@0+1,b@1 | 1 | the source and stands on 2 ranks
+        a@1,b@0 | 1 | the source stands on rank 0
+        a@0,b@0+1 | 5 | the sink and stands on 2 ranks
+        (a@0)*2,b@1 | 2 | the source and stands in a ring
+        a@0,(b@1)*2 | 6 | the sink and stands in a ring
+        a@0,a@1,b@0 | 5 | the source and stands here too
+        a@0,b@1,b@0 | 5 | the sink and stands here too
+        a@0,b@2,c@0 | 5 | rank 1 has no stage
+        LONG | 5 | over 32 bytes
+        STAGES | 257 | one stage more than 64
+    ") {
+        let text = &text.replace("LONG", &long).replace("STAGES", &stages);
         let error = text.parse::<Pipeline>().expect_err(text);
-        assert_eq!(error.position, position, "{text}: {error}");
+        assert_eq!(error.position.to_string(), position, "{text}: {error}");
         assert!(error.problem.contains(problem), "{text}: {error}");
     }
 }

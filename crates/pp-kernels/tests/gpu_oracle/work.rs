@@ -1,5 +1,6 @@
 //! Synthetic work and measurements: that they run, with their figures printed.
 
+use pp_testing::assert_has;
 use std::time::Duration;
 
 use pp_kernels::synthetic::{Kind, Work};
@@ -58,10 +59,7 @@ fn synthetic_work_runs(gpu: &Gpu, _: bool) {
     // SAFETY: the context is not looked at: it is compared with the current one.
     let refused = unsafe { Work::new(Kind::spin(), context + 1, stream) };
     let reason = refused.expect_err("another context is current").to_string();
-    assert!(
-        reason.contains("must be current on the calling thread"),
-        "{reason}"
-    );
+    assert_has(&reason, &["must be current on the calling thread"]);
 }
 
 fn matrix_products_run(gpu: &Gpu, small: bool) {

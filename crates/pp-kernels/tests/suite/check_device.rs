@@ -6,6 +6,7 @@ use pp_fakes::ok;
 use pp_fakes::raw::device;
 use pp_kernels::KernelSet;
 use pp_kernels::check::Subject;
+use pp_testing::rows;
 
 use crate::common::{compile_c_file, failed_checks, root, rust_plugin};
 use crate::recorded;
@@ -32,32 +33,14 @@ fn sound_kernels_pass_on_a_device_each_fault_is_named_and_all_memory_is_freed() 
     let both = variant("NO_FAULT");
     assert_eq!(failed(&both), []);
     assert_eq!(failed_checks(&Subject::on_host(&both)), []);
-    for (fault, reason) in [
-        (
-            "FAULT_FRONT",
-            "phase_b wrote in front of tensor latents_out (bytes changed: 1)",
-        ),
-        (
-            "FAULT_BEHIND",
-            "phase_b wrote behind tensor latents_out (bytes changed: 1)",
-        ),
-        (
-            "FAULT_GAP",
-            "encode wrote behind tensor conditioning_embeds (bytes changed: 1)",
-        ),
-        (
-            "FAULT_WRITES_INPUT",
-            "phase_b wrote into tensor latents_in, which it may only read (bytes changed: 1)",
-        ),
-        (
-            "FAULT_WRITES_FRAMES",
-            "encode wrote into plane 0 of frame 0, which it may only read (bytes changed: 1)",
-        ),
-        (
-            "FAULT_OUTSIDE",
-            "decode wrote in front of plane 0 of frame 0 (bytes changed: 1)",
-        ),
-    ] {
+    for [fault, reason] in rows("
+        FAULT_FRONT | phase_b wrote in front of tensor latents_out (bytes changed: 1)
+        FAULT_BEHIND | phase_b wrote behind tensor latents_out (bytes changed: 1)
+        FAULT_GAP | encode wrote behind tensor conditioning_embeds (bytes changed: 1)
+        FAULT_WRITES_INPUT | phase_b wrote into tensor latents_in, which it may only read (bytes changed: 1)
+        FAULT_WRITES_FRAMES | encode wrote into plane 0 of frame 0, which it may only read (bytes changed: 1)
+        FAULT_OUTSIDE | decode wrote in front of plane 0 of frame 0 (bytes changed: 1)
+    ") {
         let failed = failed(&variant(fault));
         assert!(
             failed.iter().any(|(_, why)| why == reason),

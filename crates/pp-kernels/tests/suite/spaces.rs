@@ -4,6 +4,7 @@ use pp_kernels::{
     Chroma, ChunkShape, KernelError, KernelSet, Manifest, Payload, PayloadMut, SessionConfig,
     VideoPlanParts,
 };
+use pp_testing::assert_has;
 
 use crate::common::{compile_c_file, root};
 
@@ -33,18 +34,12 @@ fn wrong_space(error: KernelError) -> String {
 fn host_kernels_refuse_a_device_and_device_kernels_the_host() {
     let (cpu, ptx) = (KernelSet::for_host(), KernelSet::for_device());
     let error = wrong_space(on_device(&cpu, &CUDA()));
-    assert!(
-        error.contains("kernels cpu") && error.contains("--kernels ptx"),
-        "{error}"
-    );
+    assert_has(&error, &["kernels cpu", "--kernels ptx"]);
     let error = wrong_space(
         ptx.open_stage("encode", &HOST(), &[])
             .expect_err("ptx works on devices"),
     );
-    assert!(
-        error.contains("kernels ptx") && error.contains("--kernels cpu"),
-        "{error}"
-    );
+    assert_has(&error, &["kernels ptx", "--kernels cpu"]);
     // The right kernels through the wrong door.
     let error = wrong_space(
         cpu.open_stage("encode", &CUDA(), &[])
@@ -85,10 +80,7 @@ fn ptx_describes_itself_anywhere_and_needs_a_driver_to_open() {
     let has_driver = unsafe { cudarc::driver::sys::is_culib_present() };
     let error = on_device(&ptx, &CUDA()).to_string();
     if !has_driver {
-        assert!(
-            error.contains("libcuda.so.1 was not found") && error.contains("--kernels cpu"),
-            "{error}"
-        );
+        assert_has(&error, &["libcuda.so.1 was not found", "--kernels cpu"]);
     }
 }
 

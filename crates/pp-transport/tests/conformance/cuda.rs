@@ -1,5 +1,6 @@
 //! Buffers, streams and events of CUDA by themselves.
 
+use pp_testing::assert_has;
 use std::time::Instant;
 
 use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
@@ -89,10 +90,7 @@ fn any_thread_may_issue_and_an_error_names_its_call() {
     let error = DeviceBuffer::new(&device, 1 << 50).unwrap_err();
     assert!(error.is_out_of_memory());
     let text = error.to_string();
-    assert!(
-        text.contains("cuMemAlloc_v2") && text.contains("(2)"),
-        "{text}"
-    );
+    assert_has(&text, &["cuMemAlloc_v2", "(2)"]);
     let wanted = "1125899906842624 bytes of device memory could not be had (";
     assert!(text.starts_with(wanted), "{text}");
     assert!(text.contains("bytes are free); lower --depth"), "{text}");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Rank};
 use pp_device::Device;
-use pp_testing::{prepare, wait_for};
+use pp_testing::{assert_has, prepare, wait_for};
 use pp_transport::backend::{Backend as _, Joined};
 use pp_transport::control::{ControlSender, Message};
 use pp_transport::error::TransportError;
@@ -201,10 +201,7 @@ fn a_send_that_fails_after_its_header_breaks_the_link() {
     fakes.set("FAULTS", "ncclSend:1:3,nothing:1:skip");
     let error = ends[0].try_send(64, lease).unwrap_err().to_string();
     fakes.set("FAULTS", "");
-    assert!(
-        error.contains("rank 1") && error.contains("ncclSend"),
-        "{error}"
-    );
+    assert_has(&error, &["rank 1", "ncclSend"]);
     let after = ends[0].link.try_lease().unwrap_err();
     assert!(matches!(after, TransportError::Aborted { .. }), "{after}");
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Lockstep};
-use pp_testing::{number, pattern, prepare, wait_for};
+use pp_testing::{assert_has, number, pattern, prepare, wait_for};
 use pp_transport::bell::Listening;
 use pp_transport::edge::Edges;
 use pp_transport::in_flight::{Completion, InFlight};
@@ -307,10 +307,7 @@ pub(crate) fn a_refused_send_returns_its_buffer_and_uses_no_number<B: Backend>()
     let (message, stamp) = prepare(&mut composer, 0, 17);
     let rejected = sender.link.send(message, stamp, Some(lease)).unwrap_err();
     let text = rejected.error.to_string();
-    assert!(
-        text.contains("17 bytes") && text.contains("slot of 16 bytes"),
-        "{text}"
-    );
+    assert_has(&text, &["17 bytes", "slot of 16 bytes"]);
 
     let (message, stamp) = prepare(&mut composer, 0, 0);
     let rejected = sender

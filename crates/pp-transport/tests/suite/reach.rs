@@ -5,6 +5,7 @@ use std::thread;
 use pp_contract::{Fault, FaultKind};
 use pp_device::Device;
 use pp_testing::edge;
+use pp_testing::rows;
 use pp_transport::backend::{Backend, EdgeEnd};
 use pp_transport::bell::Bell;
 use pp_transport::launch::Via;
@@ -70,44 +71,25 @@ fn the_best_way_is_taken_and_said() {
 #[test]
 fn where_there_is_no_way_by_copy_engine_both_ranks_know_why() {
     let _turn = turn();
-    for (settings, via, why) in [
-        (&[][..], Via::Tcp, "share no host"),
-        (&[("PEERS", "none")], Via::Unix, "cannot reach the memory"),
-        (&[("DESCRIPTORS", "0")], Via::Unix, "cannot pass the memory"),
-        (&[("FAULTS", "cuMemCreate:1:2")], Via::Unix, "OUT_OF_MEMORY"),
-        (
-            &[("FAULTS", "cuMemExportToShareableHandle:2:801")],
-            Via::Unix,
-            "cuMemExportToShareableHandle",
-        ),
-        (
-            &[("FAULTS", "cuMemImportFromShareableHandle:1:999")],
-            Via::Unix,
-            "cuMemImportFromShareableHandle",
-        ),
-        (&[("FAULTS", "cuMemMap:2:1")], Via::Unix, "cuMemMap"),
-        (
-            &[("FAULTS", "cuMemSetAccess:3:101")],
-            Via::Unix,
-            "cuMemSetAccess",
-        ),
-        (
-            &[("FAULTS", "cuMemHostRegister:1:2")],
-            Via::Unix,
-            "cuMemHostRegister",
-        ),
-        (
-            &[("FAULTS", "cuStreamWriteValue32:1:801")],
-            Via::Unix,
-            "cuStreamWriteValue32",
-        ),
+    for [setting, via, why] in rows(
+        "
+        - | Tcp | share no host
+        PEERS=none | Unix | cannot reach the memory
+        DESCRIPTORS=0 | Unix | cannot pass the memory
+        FAULTS=cuMemCreate:1:2 | Unix | OUT_OF_MEMORY
+        FAULTS=cuMemExportToShareableHandle:2:801 | Unix | cuMemExportToShareableHandle
+        FAULTS=cuMemImportFromShareableHandle:1:999 | Unix | cuMemImportFromShareableHandle
+        FAULTS=cuMemMap:2:1 | Unix | cuMemMap
+        FAULTS=cuMemSetAccess:3:101 | Unix | cuMemSetAccess
+        FAULTS=cuMemHostRegister:1:2 | Unix | cuMemHostRegister
+        FAULTS=cuStreamWriteValue32:1:801 | Unix | cuStreamWriteValue32
         // A copy that is left out, and its number comes.
-        (
-            &[("FAULTS", "cuMemcpyDtoDAsync:2:skip")],
-            Via::Unix,
-            "is not what was sent",
-        ),
-    ] {
+        FAULTS=cuMemcpyDtoDAsync:2:skip | Unix | is not what was sent
+    ",
+    ) {
+        let via = if via == "Tcp" { Via::Tcp } else { Via::Unix };
+        let setting = setting.split_once('=');
+        let settings = setting.as_slice();
         let faults = with(settings, || agree::<P2pGpu>(via));
         for fault in faults.map(Result::unwrap_err) {
             assert_eq!(fault.kind, FaultKind::Device, "{fault}");

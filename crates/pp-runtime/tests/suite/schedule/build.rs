@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use pp_runtime::schedule::{Action, Kind, Op, Schedule, SizeError, Step};
+use pp_testing::{rows, words};
 
 use super::golden;
 
@@ -73,48 +74,26 @@ fn at_the_sizes_of_pytorchs_tests_each_microbatch_is_run_once_in_each_stage() {
 
 #[test]
 fn a_size_that_does_not_work_is_refused_with_the_nearest_that_do() {
-    use Kind::*;
-    let cases = [
-        (GPipe, [0, 1, 4], "there are 0 ranks; give at least 1"),
-        (
-            LoopedBfs,
-            [2, 0, 4],
-            "there are 0 stages a rank; give at least 1",
-        ),
-        (ZbV, [2, 2, 0], "there are 0 microbatches; give at least 1"),
-        (
-            Naive,
-            [2, 2, 4],
-            "naive cannot have 2 stages a rank; give 1",
-        ),
-        (ZbH1, [2, 2, 4], "zb-h1 cannot have 2 stages a rank; give 1"),
-        (
-            DualPipeV,
-            [2, 3, 8],
-            "dualpipe-v cannot have 3 stages a rank; give 2",
-        ),
-        (
-            OneFOneB,
-            [4, 1, 3],
-            "1f1b on 4 ranks needs at least 4 microbatches, not 3",
-        ),
-        (
-            DualPipeV,
-            [4, 2, 7],
-            "dualpipe-v on 4 ranks needs at least 8 microbatches, not 7",
-        ),
-        (
-            Interleaved,
-            [4, 2, 11],
-            "interleaved on 4 ranks cannot split 11 microbatches into 2 groups of one size; the nearest that work are 10 and 12",
-        ),
-        (
-            GPipe,
-            [1 << 13, 1, 1 << 12],
-            "67108864 computations are too many; at most 33554432 are built; give fewer microbatches or ranks",
-        ),
-    ];
-    for (kind, [ranks, stages, microbatches], text) in cases {
+    let cases = rows("
+        gpipe | 0 1 4 | there are 0 ranks; give at least 1
+        looped-bfs | 2 0 4 | there are 0 stages a rank; give at least 1
+        zbv | 2 2 0 | there are 0 microbatches; give at least 1
+        naive | 2 2 4 | naive cannot have 2 stages a rank; give 1
+        zb-h1 | 2 2 4 | zb-h1 cannot have 2 stages a rank; give 1
+        dualpipe-v | 2 3 8 | dualpipe-v cannot have 3 stages a rank; give 2
+        1f1b | 4 1 3 | 1f1b on 4 ranks needs at least 4 microbatches, not 3
+        dualpipe-v | 4 2 7 | dualpipe-v on 4 ranks needs at least 8 microbatches, not 7
+        interleaved | 4 2 11 | interleaved on 4 ranks cannot split 11 microbatches into 2 groups of one size; the nearest that work are 10 and 12
+        gpipe | 8192 1 4096 | 67108864 computations are too many; at most 33554432 are built; give fewer microbatches or ranks
+    ");
+    for [kind, size, text] in cases {
+        let size = words(size)
+            .into_iter()
+            .map(|number| number.parse().unwrap());
+        let [ranks, stages, microbatches] = size.collect::<Vec<u32>>()[..] else {
+            unreachable!();
+        };
+        let kind = kind.parse().unwrap();
         assert_eq!(refused(kind, ranks, stages, microbatches), text);
     }
 }

@@ -1,6 +1,8 @@
 //! What the checker accepts and refuses.
 
 use pp_runtime::schedule::{Flaw, Kind, Limits, Schedule, Step};
+use pp_testing::assert_has;
+use pp_testing::rows;
 
 use super::golden::{self, CUSTOM, ZB1P, ZB1P_LOWERED};
 use super::oracle;
@@ -78,44 +80,23 @@ fn ten_bad_schedules_are_refused_with_their_witness() {
         let mut found = golden.iter().filter(|bad| bad.0.starts_with(name));
         found.next().unwrap().1.as_str()
     };
-    let table = [
-        (
-            named("order of one edge swapped"),
-            "one edge is received in another order than it is sent: 0SEND_F0 (rank 0, action 3) comes before 0SEND_F1 (rank 0, \
-             action 4), but 1RECV_F1 (rank 1, action 1) comes before 1RECV_F0 (rank 1, action 2)",
-        ),
-        (
-            named("forward twice"),
-            "0F0 (rank 0, action 1) and 0F0 (rank 0, action 2) both do 0F0; remove one",
-        ),
-        (
-            named("backward of stage 0 without its gradient"),
-            "0B0 (rank 0, action 3) needs 0RECV_B0, and rank 0 does not have it",
-        ),
-        (
-            // Receives are missing, and one send is left over.
-            "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0",
-            "0SEND_F0 (rank 0, action 2) needs 1RECV_F0, and rank 1 does not have it",
-        ),
-        (
-            named("send before its forward"),
-            "0SEND_F0 (rank 0, action 1) needs 0F0 (rank 0, action 2), which comes later on this rank",
-        ),
-        (
-            named("W before I"),
-            "0W0 (rank 0, action 2) needs 0I0 (rank 0, action 3), which comes later on this rank",
-        ),
-        (
-            "0F0,0B0\n1B0,1F0",
-            "1B0 (rank 1, action 1) needs 1F0 (rank 1, action 2), which comes later on this rank",
-        ),
-        (
-            // What PyTorch 2.15's Schedule1F1B says its order is.
-            "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F1,1B0,1F2,1B1,1F3,1B2,1F4,1B3",
-            "1B0 (rank 1, action 2) needs 1F0, and rank 1 does not have it",
-        ),
-    ];
-    for (rows, flaw) in table {
+    let table = rows("
+        named order of one edge swapped | one edge is received in another order than it is sent: 0SEND_F0 (rank 0, action 3) comes before 0SEND_F1 (rank 0, action 4), but 1RECV_F1 (rank 1, action 1) comes before 1RECV_F0 (rank 1, action 2)
+        named forward twice | 0F0 (rank 0, action 1) and 0F0 (rank 0, action 2) both do 0F0; remove one
+        named backward of stage 0 without its gradient | 0B0 (rank 0, action 3) needs 0RECV_B0, and rank 0 does not have it
+        // Receives are missing, and one send is left over.
+        0F0,0SEND_F0,0RECV_B0,0B0/1F0,1B0,1SEND_B0 | 0SEND_F0 (rank 0, action 2) needs 1RECV_F0, and rank 1 does not have it
+        named send before its forward | 0SEND_F0 (rank 0, action 1) needs 0F0 (rank 0, action 2), which comes later on this rank
+        named W before I | 0W0 (rank 0, action 2) needs 0I0 (rank 0, action 3), which comes later on this rank
+        0F0,0B0/1B0,1F0 | 1B0 (rank 1, action 1) needs 1F0 (rank 1, action 2), which comes later on this rank
+        // What PyTorch 2.15's Schedule1F1B says its order is.
+        0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3/1F1,1B0,1F2,1B1,1F3,1B2,1F4,1B3 | 1B0 (rank 1, action 2) needs 1F0, and rank 1 does not have it
+    ");
+    for [rows, flaw] in table {
+        let rows = match rows.strip_prefix("named ") {
+            Some(name) => named(name),
+            None => &rows.replace('/', "\n"),
+        };
         assert_eq!(refusal(rows, Limits::default()), flaw, "{rows}");
     }
     assert_eq!(
@@ -126,71 +107,28 @@ fn ten_bad_schedules_are_refused_with_their_witness() {
     );
     // Microbatch 7 of 1 is no schedule at all.
     let error = Schedule::parse_csv("0F7,0B7").unwrap_err().to_string();
-    assert!(
-        error.contains("microbatch 0") && error.contains("0F7"),
-        "{error}"
-    );
+    assert_has(&error, &["microbatch 0", "0F7"]);
 }
 
 #[test]
 fn what_is_wrong_with_single_actions_is_named() {
-    let table = [
-        (
-            "0F0,0F1,0B0",
-            "0F1 (rank 0, action 2) needs 0B1 (or 0I1 and 0W1), and rank 0 does not have it",
-        ),
-        (
-            "0F0,0I0",
-            "0I0 (rank 0, action 2) needs 0W0, and rank 0 does not have it",
-        ),
-        (
-            "0F0,0W0",
-            "0W0 (rank 0, action 2) needs 0I0, and rank 0 does not have it",
-        ),
-        (
-            "0F0,0F1,0B0,0I1,0W1\n1W1,1F0,1B0",
-            "1W1 (rank 1, action 1) needs 1F1, and rank 1 does not have it",
-        ),
-        (
-            "0F0,0F1,0B0,0B1\n1F0,1B0",
-            "rank 1 never runs 1F1, nor its backward; every stage needs every microbatch",
-        ),
-        (
-            "0F0,0I0,0B0",
-            "0I0 (rank 0, action 2) and 0B0 (rank 0, action 3) are of one microbatch, which has either one B, or one I \
-             and one W",
-        ),
-        (
-            "0F0,0B0,0W0",
-            "0B0 (rank 0, action 2) and 0W0 (rank 0, action 3) are of one microbatch, which has either one B, or one I \
-             and one W",
-        ),
-        (
-            "0F0,0SEND_F0,1F0,1B0,0B0",
-            "0SEND_F0 (rank 0, action 2) has no other rank at its other end; remove it",
-        ),
-        (
-            "0RECV_F0,0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0",
-            "0RECV_F0 (rank 0, action 1) has no other rank at its other end; remove it",
-        ),
-        (
-            "0F0,0SEND_F0,0WAIT_SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0",
-            "1SEND_B0 (rank 1, action 4) needs 1WAIT_SEND_B0, and rank 1 does not have it",
-        ),
-        (
-            "0F0,0WAIT_SEND_F0,0B0\n1F0,1B0",
-            "0WAIT_SEND_F0 (rank 0, action 2) needs 0SEND_F0, and rank 0 does not have it",
-        ),
-        (
-            "(1F0;0B0)OVERLAP_F_B,0F0,1B0,0F1,1F1,1B1,0B1",
-            "(1F0;0B0)OVERLAP_F_B (rank 0, action 1) needs 0F0 (rank 0, action 2), which comes later on this rank",
-        ),
-        (
-            "0F0,1F0,1B0,0F1,(1F1;0B0)OVERLAP_F_B,1B1,0B1,0B0",
-            "(1F1;0B0)OVERLAP_F_B (rank 0, action 5) and 0B0 (rank 0, action 8) both do 0B0; remove one",
-        ),
-    ];
-    for (rows, flaw) in table {
+    let table = rows("
+        0F0,0F1,0B0 | 0F1 (rank 0, action 2) needs 0B1 (or 0I1 and 0W1), and rank 0 does not have it
+        0F0,0I0 | 0I0 (rank 0, action 2) needs 0W0, and rank 0 does not have it
+        0F0,0W0 | 0W0 (rank 0, action 2) needs 0I0, and rank 0 does not have it
+        0F0,0F1,0B0,0I1,0W1/1W1,1F0,1B0 | 1W1 (rank 1, action 1) needs 1F1, and rank 1 does not have it
+        0F0,0F1,0B0,0B1/1F0,1B0 | rank 1 never runs 1F1, nor its backward; every stage needs every microbatch
+        0F0,0I0,0B0 | 0I0 (rank 0, action 2) and 0B0 (rank 0, action 3) are of one microbatch, which has either one B, or one I and one W
+        0F0,0B0,0W0 | 0B0 (rank 0, action 2) and 0W0 (rank 0, action 3) are of one microbatch, which has either one B, or one I and one W
+        0F0,0SEND_F0,1F0,1B0,0B0 | 0SEND_F0 (rank 0, action 2) has no other rank at its other end; remove it
+        0RECV_F0,0F0,0SEND_F0,0RECV_B0,0B0/1RECV_F0,1F0,1B0,1SEND_B0 | 0RECV_F0 (rank 0, action 1) has no other rank at its other end; remove it
+        0F0,0SEND_F0,0WAIT_SEND_F0,0RECV_B0,0B0/1RECV_F0,1F0,1B0,1SEND_B0 | 1SEND_B0 (rank 1, action 4) needs 1WAIT_SEND_B0, and rank 1 does not have it
+        0F0,0WAIT_SEND_F0,0B0/1F0,1B0 | 0WAIT_SEND_F0 (rank 0, action 2) needs 0SEND_F0, and rank 0 does not have it
+        (1F0;0B0)OVERLAP_F_B,0F0,1B0,0F1,1F1,1B1,0B1 | (1F0;0B0)OVERLAP_F_B (rank 0, action 1) needs 0F0 (rank 0, action 2), which comes later on this rank
+        0F0,1F0,1B0,0F1,(1F1;0B0)OVERLAP_F_B,1B1,0B1,0B0 | (1F1;0B0)OVERLAP_F_B (rank 0, action 5) and 0B0 (rank 0, action 8) both do 0B0; remove one
+    ");
+    for [rows, flaw] in table {
+        let rows = &rows.replace('/', "\n");
         assert_eq!(refusal(rows, Limits::default()), flaw, "{rows}");
     }
 }
@@ -202,34 +140,15 @@ fn a_reduction_stands_behind_all_gradients_of_its_stage_and_alone() {
     // Nothing waits: each ends by itself.
     let synchronous = "0F0,1F0,1B0,1REDUCE_GRAD,0B0,0REDUCE_GRAD";
     parsed(synchronous).check(Limits::default()).unwrap();
-    let table = [
-        (
-            "0F0,0F1,0B1,0REDUCE_GRAD,0B0",
-            "0REDUCE_GRAD (rank 0, action 4) needs 0B0 (rank 0, action 5), which comes later on this rank",
-        ),
-        (
-            "0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD",
-            "0REDUCE_GRAD (rank 0, action 3) and 0REDUCE_GRAD (rank 0, action 4) both do 0REDUCE_GRAD; remove one",
-        ),
-        (
-            "0F0,1F0,1B0,1REDUCE_GRAD,0B0,0REDUCE_GRAD,1WAIT_REDUCE_GRAD,0WAIT_REDUCE_GRAD",
-            "0REDUCE_GRAD (rank 0, action 6) begins before 1REDUCE_GRAD (rank 0, action 4) was waited for; a rank has \
-             one reduction pending at most",
-        ),
-        (
-            "0F0,0B0,0WAIT_REDUCE_GRAD",
-            "0WAIT_REDUCE_GRAD (rank 0, action 3) needs 0REDUCE_GRAD, and rank 0 does not have it",
-        ),
-        (
-            "0F0,0B0,0WAIT_REDUCE_GRAD,0REDUCE_GRAD",
-            "0WAIT_REDUCE_GRAD (rank 0, action 3) needs 0REDUCE_GRAD (rank 0, action 4), which comes later on this rank",
-        ),
-        (
-            "0F0,1F0,1B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,0B0,0REDUCE_GRAD",
-            "0REDUCE_GRAD (rank 0, action 7) needs 0WAIT_REDUCE_GRAD, and rank 0 does not have it",
-        ),
-    ];
-    for (rows, flaw) in table {
+    let table = rows("
+        0F0,0F1,0B1,0REDUCE_GRAD,0B0 | 0REDUCE_GRAD (rank 0, action 4) needs 0B0 (rank 0, action 5), which comes later on this rank
+        0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD | 0REDUCE_GRAD (rank 0, action 3) and 0REDUCE_GRAD (rank 0, action 4) both do 0REDUCE_GRAD; remove one
+        0F0,1F0,1B0,1REDUCE_GRAD,0B0,0REDUCE_GRAD,1WAIT_REDUCE_GRAD,0WAIT_REDUCE_GRAD | 0REDUCE_GRAD (rank 0, action 6) begins before 1REDUCE_GRAD (rank 0, action 4) was waited for; a rank has one reduction pending at most
+        0F0,0B0,0WAIT_REDUCE_GRAD | 0WAIT_REDUCE_GRAD (rank 0, action 3) needs 0REDUCE_GRAD, and rank 0 does not have it
+        0F0,0B0,0WAIT_REDUCE_GRAD,0REDUCE_GRAD | 0WAIT_REDUCE_GRAD (rank 0, action 3) needs 0REDUCE_GRAD (rank 0, action 4), which comes later on this rank
+        0F0,1F0,1B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,0B0,0REDUCE_GRAD | 0REDUCE_GRAD (rank 0, action 7) needs 0WAIT_REDUCE_GRAD, and rank 0 does not have it
+    ");
+    for [rows, flaw] in table {
         assert_eq!(refusal(rows, Limits::default()), flaw, "{rows}");
     }
 }

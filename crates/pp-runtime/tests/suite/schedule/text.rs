@@ -1,6 +1,7 @@
 //! The text form.
 
 use pp_runtime::schedule::Schedule;
+use pp_testing::rows;
 
 use super::golden::{self, CUSTOM, ZB1P_LOWERED};
 
@@ -47,87 +48,47 @@ fn a_stage_runs_on_the_rank_of_its_row_also_behind_an_empty_one() {
 fn a_file_that_is_refused_names_the_cell() {
     let long = format!("0F0\n{}", "x".repeat(1000));
     let cut = format!("row 2, column 1: `{}…` is no action", "x".repeat(40));
-    let cases = [
-        (
-            "",
-            "no action of a microbatch in the file; write one row for each rank, such as 0F0,0B0",
-        ),
-        (
-            "\u{feff}0F0,0B0",
-            "the file begins with a byte order mark (U+FEFF); save it as UTF-8 without one",
-        ),
-        (",,\n", "no action of a microbatch in the file"),
-        ("0UNSHARD", "no action of a microbatch in the file"),
-        (
-            "0F0,,0X0",
-            "row 1, column 3: `0X0` is no action; write stage, action and microbatch, such as 2F0, where the action is F, I, W, \
-             B, SEND_F, RECV_F, SEND_B, RECV_B, WAIT_SEND_F or WAIT_SEND_B; or 2UNSHARD, 2RESHARD, 2REDUCE_GRAD, \
-             2WAIT_REDUCE_GRAD, or (7F4;0B0)OVERLAP_F_B",
-        ),
-        ("0F0\n F0", "row 2, column 1: `F0` is no action"),
-        ("0f0", "`0f0` is no action"),
-        ("00", "`00` is no action"),
-        ("0F0x", "`0F0x` is no action"),
-        ("0F+1", "`0F+1` is no action"),
-        ("0F-1", "`0F-1` is no action"),
-        ("0F0;0B0", "`0F0;0B0` is no action"),
-        ("0F\u{0663}", "is no action"),
-        ("0\u{7}0", "`0\\u{7}0` is no action"),
-        ("(0F0;1B0)", "`(0F0;1B0)` is no action"),
-        ("(0F0;1B0)OVERLAP", "is no action"),
-        ("(0F0;1B0)OVERLAP_F_B2", "is no action"),
-        ("(0F0;1B0", "`(0F0;1B0` is no action"),
-        (&long, &cut),
-        (
-            "0F4294967296",
-            "row 1, column 1: `0F4294967296` has a number above 4294967295",
-        ),
-        (
-            "99999999999F0",
-            "`99999999999F0` has a number above 4294967295",
-        ),
-        (
-            "0F",
-            "row 1, column 1: `0F` names no microbatch; write its number at the end",
-        ),
-        (
-            "0UNSHARD0",
-            "`0UNSHARD0` names a microbatch, but acts on the whole stage; remove the number at the end",
-        ),
-        (
-            "(0B0;1F0)OVERLAP_F_B",
-            "row 1, column 1: `(0B0;1F0)OVERLAP_F_B` overlaps something else than a forward and a backward of two stages; \
-             write the F first, then the B, such as (7F4;0B0)OVERLAP_F_B",
-        ),
-        ("(0F1;0B0)OVERLAP_F_B", "overlaps something else"),
-        ("(0F1;1I0)OVERLAP_F_B", "overlaps something else"),
-        ("(0F1)OVERLAP_F_B", "overlaps something else"),
-        ("(0F1;1B0;2B0)OVERLAP_F_B", "is no action"),
-        (
-            "0F0,3F0\n1F0",
-            "stage 2 is missing, but row 1, column 2: `3F0` names a stage behind it; number stages from 0 without a gap",
-        ),
-        (
-            "0F0,4294967295F0",
-            "stage 1 is missing, but row 1, column 2: `4294967295F0`",
-        ),
-        ("1F0", "stage 0 is missing"),
-        (
-            "0F0,,0F7,0B7,0B0",
-            "microbatch 1 is missing, but row 1, column 3: `0F7` names a later one; number microbatches from 0 without a gap",
-        ),
-        ("0F4294967295", "microbatch 0 is missing"),
-        (
-            "0F0,1F0\n\n,0B0,1B0",
-            "stage 0 acts on two ranks, row 1, column 1: `0F0` and row 3, column 2: `0B0`; write its actions in one row",
-        ),
-        (
-            "0F0,(0F1;1B0)OVERLAP_F_B\n1F0",
-            "stage 1 acts on two ranks, row 1, column 2: `(0F1;1B0)OVERLAP_F_B` and row 2, column 1: `1F0`",
-        ),
-    ];
-    for (file, text) in cases {
+    let cases = rows("
+         | no action of a microbatch in the file; write one row for each rank, such as 0F0,0B0
+        \u{feff}0F0,0B0 | the file begins with a byte order mark (U+FEFF); save it as UTF-8 without one
+        ,,/ | no action of a microbatch in the file
+        0UNSHARD | no action of a microbatch in the file
+        0F0,,0X0 | row 1, column 3: `0X0` is no action; write stage, action and microbatch, such as 2F0, where the action is F, I, W, B, SEND_F, RECV_F, SEND_B, RECV_B, WAIT_SEND_F or WAIT_SEND_B; or 2UNSHARD, 2RESHARD, 2REDUCE_GRAD, 2WAIT_REDUCE_GRAD, or (7F4;0B0)OVERLAP_F_B
+        0F0/ F0 | row 2, column 1: `F0` is no action
+        0f0 | `0f0` is no action
+        00 | `00` is no action
+        0F0x | `0F0x` is no action
+        0F+1 | `0F+1` is no action
+        0F-1 | `0F-1` is no action
+        0F0;0B0 | `0F0;0B0` is no action
+        0F\u{0663} | is no action
+        0\u{7}0 | `0\\u{7}0` is no action
+        (0F0;1B0) | `(0F0;1B0)` is no action
+        (0F0;1B0)OVERLAP | is no action
+        (0F0;1B0)OVERLAP_F_B2 | is no action
+        (0F0;1B0 | `(0F0;1B0` is no action
+        LONG | CUT
+        0F4294967296 | row 1, column 1: `0F4294967296` has a number above 4294967295
+        99999999999F0 | `99999999999F0` has a number above 4294967295
+        0F | row 1, column 1: `0F` names no microbatch; write its number at the end
+        0UNSHARD0 | `0UNSHARD0` names a microbatch, but acts on the whole stage; remove the number at the end
+        (0B0;1F0)OVERLAP_F_B | row 1, column 1: `(0B0;1F0)OVERLAP_F_B` overlaps something else than a forward and a backward of two stages; write the F first, then the B, such as (7F4;0B0)OVERLAP_F_B
+        (0F1;0B0)OVERLAP_F_B | overlaps something else
+        (0F1;1I0)OVERLAP_F_B | overlaps something else
+        (0F1)OVERLAP_F_B | overlaps something else
+        (0F1;1B0;2B0)OVERLAP_F_B | is no action
+        0F0,3F0/1F0 | stage 2 is missing, but row 1, column 2: `3F0` names a stage behind it; number stages from 0 without a gap
+        0F0,4294967295F0 | stage 1 is missing, but row 1, column 2: `4294967295F0`
+        1F0 | stage 0 is missing
+        0F0,,0F7,0B7,0B0 | microbatch 1 is missing, but row 1, column 3: `0F7` names a later one; number microbatches from 0 without a gap
+        0F4294967295 | microbatch 0 is missing
+        0F0,1F0//,0B0,1B0 | stage 0 acts on two ranks, row 1, column 1: `0F0` and row 3, column 2: `0B0`; write its actions in one row
+        0F0,(0F1;1B0)OVERLAP_F_B/1F0 | stage 1 acts on two ranks, row 1, column 2: `(0F1;1B0)OVERLAP_F_B` and row 2, column 1: `1F0`
+    ");
+    for [file, text] in cases {
+        let file = &file.replace('/', "\n").replace("LONG", &long);
+        let text = text.replace("CUT", &cut);
         let error = Schedule::parse_csv(file).unwrap_err().to_string();
-        assert!(error.contains(text), "{file:?}: {error}");
+        assert!(error.contains(&text), "{file:?}: {error}");
     }
 }

@@ -1,5 +1,6 @@
 //! All ranks agree before the first transfer, or all hear the same reason why not.
 
+use pp_testing::assert_has;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Hello, HelloParts, Rank, Settings, Text};
@@ -81,9 +82,10 @@ fn differing_setting_is_named_with_both_values_and_both_ranks_to_all() {
             (FaultKind::HandshakeMismatch, rank)
         );
         let text = fault.to_string();
-        for part in ["depth", "4", "5", "rank 0", &format!("rank {rank}")] {
-            assert!(text.contains(part), "{text:?} says {part:?}");
-        }
+        assert_has(
+            &text,
+            &["depth", "4", "5", "rank 0", &format!("rank {rank}")],
+        );
     }
 }
 
@@ -96,10 +98,7 @@ fn two_ranks_on_one_device_are_refused_with_the_map() {
     });
     let text = fault.to_string();
     assert!(text.contains("ranks 1 and 2 are both on GPU-1"), "{text}");
-    assert!(
-        text.contains("GPU-0"),
-        "the map shows the others too: {text}"
-    );
+    assert_has(&text, &["GPU-0"]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Strangers at the rendezvous: whatever they send, and however many they are, the ranks of the
 //! job still meet, and no stranger is let in.
 
+use pp_testing::assert_has;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
@@ -107,9 +108,9 @@ fn rank_with_another_secret_is_not_let_in() {
     }
     let text = meeting.fails();
     assert!(text.contains("rank 1 of 2 did not join"), "{text}");
-    assert!(
-        text.contains("without the secret of this job (the last as rank 1 from 127.0.0.1)"),
-        "{text}"
+    assert_has(
+        &text,
+        &["without the secret of this job (the last as rank 1 from 127.0.0.1)"],
     );
 }
 
@@ -199,10 +200,7 @@ fn stranger_in_the_place_of_rank_0_is_not_believed() {
         }
     });
     let text = job.start(1).join().unwrap().unwrap_err().to_string();
-    assert!(
-        text.contains("does not hold the secret of this job"),
-        "{text}"
-    );
+    assert_has(&text, &["does not hold the secret of this job"]);
 }
 
 #[test]

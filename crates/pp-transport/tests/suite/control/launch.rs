@@ -4,6 +4,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 
 use pp_contract::{Rank, WorldSize};
+use pp_testing::{assert_has, rows, words};
 use pp_transport::launch::{JobSecret, Launch, LaunchError, Launcher, LocalJob, Via};
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
@@ -188,88 +189,39 @@ fn innermost_launcher_counts() {
 #[test]
 #[expect(clippy::too_many_lines, reason = "one table")]
 fn half_set_and_impossible_variables_are_named() {
-    type Variables = Vec<(&'static str, &'static str)>;
-    let cases: &[(Variables, &[&str])] = &[
-        (
-            vec![("RANK", "1")],
-            &["RANK=1 is set but WORLD_SIZE is not", "torchrun"],
-        ),
-        (
-            vec![("WORLD_SIZE", "2")],
-            &["WORLD_SIZE=2 is set but RANK is not"],
-        ),
-        (
-            without(TORCHRUN, "MASTER_ADDR"),
-            &["MASTER_ADDR is not", "PP_RENDEZVOUS=unix"],
-        ),
-        (
-            without(TORCHRUN, "MASTER_PORT"),
-            &["MASTER_PORT is not", "free port"],
-        ),
-        (
-            with(TORCHRUN, &[("RANK", "4")]),
-            &["RANK=4 contradicts WORLD_SIZE=4", "0 to 3"],
-        ),
-        (
-            with(TORCHRUN, &[("RANK", "-1")]),
-            &["RANK=\"-1\" is not usable"],
-        ),
-        (
-            with(TORCHRUN, &[("WORLD_SIZE", "0")]),
-            &["WORLD_SIZE=\"0\"", "at least one rank"],
-        ),
-        (
-            with(TORCHRUN, &[("WORLD_SIZE", "two")]),
-            &["WORLD_SIZE=\"two\" is not usable"],
-        ),
-        (
-            with(TORCHRUN, &[("LOCAL_RANK", "4")]),
-            &["LOCAL_RANK=4 contradicts WORLD_SIZE=4"],
-        ),
-        (
-            with(TORCHRUN, &[("MASTER_PORT", "0")]),
-            &["MASTER_PORT=\"0\"", "1 to 65535"],
-        ),
-        (
-            with(TORCHRUN, &[("MASTER_PORT", "65536")]),
-            &["MASTER_PORT=\"65536\""],
-        ),
-        (
-            with(TORCHRUN, &[("PP_PORT", "http")]),
-            &["PP_PORT=\"http\""],
-        ),
-        (
-            with(TORCHRUN, &[("PP_RENDEZVOUS", "udp")]),
-            &["PP_RENDEZVOUS=\"udp\"", "unix"],
-        ),
-        (
-            vec![("PP_RENDEZVOUS", "udp")],
-            &["PP_RENDEZVOUS=\"udp\"", "unix"],
-        ),
-        (
-            with(
-                TORCHRUN,
-                &[
-                    ("MASTER_PORT", "65535"),
-                    ("TORCHELASTIC_USE_AGENT_STORE", "True"),
-                ],
-            ),
-            &["MASTER_PORT=\"65535\"", "PP_PORT"],
-        ),
-        (
-            without(SLURM, "SLURM_NTASKS"),
-            &["SLURM_PROCID=2", "SLURM_STEP_NUM_TASKS is not"],
-        ),
-        (
-            without(OPEN_MPI, "OMPI_COMM_WORLD_RANK"),
-            &["OMPI_COMM_WORLD_RANK is not", "mpirun"],
-        ),
-    ];
-    for (variables, parts) in cases {
-        let refusal = refusal(variables);
-        for part in *parts {
-            assert!(refusal.contains(part), "{refusal:?} says {part:?}");
+    let cases = rows("
+        - | RANK=1 | RANK=1 is set but WORLD_SIZE is not; torchrun
+        - | WORLD_SIZE=2 | WORLD_SIZE=2 is set but RANK is not
+        TORCHRUN | MASTER_ADDR | MASTER_ADDR is not; PP_RENDEZVOUS=unix
+        TORCHRUN | MASTER_PORT | MASTER_PORT is not; free port
+        TORCHRUN | RANK=4 | RANK=4 contradicts WORLD_SIZE=4; 0 to 3
+        TORCHRUN | RANK=-1 | RANK=\"-1\" is not usable
+        TORCHRUN | WORLD_SIZE=0 | WORLD_SIZE=\"0\"; at least one rank
+        TORCHRUN | WORLD_SIZE=two | WORLD_SIZE=\"two\" is not usable
+        TORCHRUN | LOCAL_RANK=4 | LOCAL_RANK=4 contradicts WORLD_SIZE=4
+        TORCHRUN | MASTER_PORT=0 | MASTER_PORT=\"0\"; 1 to 65535
+        TORCHRUN | MASTER_PORT=65536 | MASTER_PORT=\"65536\"
+        TORCHRUN | PP_PORT=http | PP_PORT=\"http\"
+        TORCHRUN | PP_RENDEZVOUS=udp | PP_RENDEZVOUS=\"udp\"; unix
+        - | PP_RENDEZVOUS=udp | PP_RENDEZVOUS=\"udp\"; unix
+        TORCHRUN | MASTER_PORT=65535 TORCHELASTIC_USE_AGENT_STORE=True | MASTER_PORT=\"65535\"; PP_PORT
+        SLURM | SLURM_NTASKS | SLURM_PROCID=2; SLURM_STEP_NUM_TASKS is not
+        OPEN_MPI | OMPI_COMM_WORLD_RANK | OMPI_COMM_WORLD_RANK is not; mpirun
+    ");
+    for [base, changes, parts] in cases {
+        let mut variables = match base {
+            "TORCHRUN" => TORCHRUN.to_vec(),
+            "SLURM" => SLURM.to_vec(),
+            "OPEN_MPI" => OPEN_MPI.to_vec(),
+            _ => Vec::new(),
+        };
+        for change in words(changes) {
+            let (name, value) = change.split_once('=').unwrap_or((change, ""));
+            variables.retain(|(other, _)| *other != name);
+            variables.extend((!value.is_empty()).then_some((name, value)));
         }
+        let refusal = refusal(&variables);
+        assert_has(&refusal, &parts.split("; ").collect::<Vec<_>>());
         assert!(!refusal.contains('\n'));
     }
 }
@@ -360,10 +312,7 @@ fn secret_file_is_read_when_it_is_private() {
         .read()
         .unwrap_err()
         .to_string();
-    assert!(
-        open.contains("mode 644") && open.contains("chmod 600"),
-        "{open}"
-    );
+    assert_has(&open, &["mode 644", "chmod 600"]);
     let short = SecretFile::new("short", "short\n", 0o600)
         .read()
         .unwrap_err()

@@ -1,5 +1,6 @@
 //! Ranks meeting each other, and what they say when they do not.
 
+use pp_testing::assert_has;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,10 +75,7 @@ fn missing_ranks_are_named_with_the_place_and_the_wait() {
         text.starts_with("ranks 2, 3 of 4 did not join within "),
         "{text}"
     );
-    assert!(
-        text.contains(&format!("tcp:127.0.0.1:{}", job.port)),
-        "{text}"
-    );
+    assert_has(&text, &[&format!("tcp:127.0.0.1:{}", job.port)]);
     assert!(text.contains("unix:@pp-"), "{text}");
     assert_eq!(error.fault(Rank::new(0)).kind, FaultKind::TimedOut);
     // Who has joined hears the same, whichever of the two started first.
@@ -96,10 +94,7 @@ fn rank_without_a_rank_0_says_where_it_looked() {
         let mut job = Job::new(2, via);
         job.options.timeout = Duration::from_millis(200);
         let text = job.start(1).join().unwrap().unwrap_err().to_string();
-        assert!(
-            text.contains("rank 1 did not reach rank 0") && text.contains(place),
-            "{text}"
-        );
+        assert_has(&text, &["rank 1 did not reach rank 0", place]);
         assert!(text.contains("start rank 0"), "{text}");
     }
 }
@@ -174,10 +169,7 @@ fn port_in_use_names_the_remedy() {
     let job = Job::new(2, Via::Tcp);
     let _other = TcpListener::bind(("127.0.0.1", job.port)).unwrap();
     let text = job.start(0).join().unwrap().unwrap_err().to_string();
-    assert!(
-        text.contains(&format!("tcp:127.0.0.1:{}", job.port)),
-        "{text}"
-    );
+    assert_has(&text, &[&format!("tcp:127.0.0.1:{}", job.port)]);
     assert!(text.contains("PP_PORT"), "{text}");
 }
 
@@ -192,9 +184,9 @@ fn wrong_world_size_is_refused_by_name() {
     for rank in [1, 2] {
         let error = other.start(rank).join().unwrap().unwrap_err();
         let text = error.to_string();
-        assert!(
-            text.contains(&format!("world size 3 at rank {rank}, 2 at rank 0")),
-            "{text}"
+        assert_has(
+            &text,
+            &[&format!("world size 3 at rank {rank}, 2 at rank 0")],
         );
     }
     job.start(1).join().unwrap().unwrap();

@@ -1,6 +1,7 @@
 //! Groups in host memory.
 
 use pp_contract::{DType, FaultKind};
+use pp_testing::assert_has;
 use pp_transport::backend::Backend;
 use pp_transport::flight::{FlightRecorder, Kind, State};
 use pp_transport::group::Members;
@@ -51,9 +52,9 @@ fn an_abort_of_one_rank_reaches_the_other() {
         joined.group.barrier().unwrap_err().to_string()
     });
     for error in ended {
-        assert!(
-            error.contains("phase_b of ranks 7+1 was aborted: the watchdog says so"),
-            "{error}"
+        assert_has(
+            &error,
+            &["phase_b of ranks 7+1 was aborted: the watchdog says so"],
         );
     }
 }
