@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use pp_testing::{
     process::{after, as_rank, finish, free_port, run, spawn},
-    video,
+    rows, video, words,
 };
 
 use crate::common::{folder, pp};
@@ -55,13 +55,12 @@ fn inputs_that_are_not_what_they_should_be() {
     ];
     let folder = folder("bad_inputs");
     let output = folder.file("out.y4m");
-    for (name, bytes, words) in cases {
+    for (name, bytes, told) in cases {
         let input = folder.write("in.y4m", &bytes);
         for ranks in ["1", "2"] {
             let more = ["--ranks", ranks, "--frames-per-chunk", "1"];
-            let mut words = words.to_vec();
-            words.push("in.y4m");
-            run(&mut pp(&run_args(&input, &output, &more)), None).failed(3, &words);
+            let told = [told, &["in.y4m"]].concat();
+            run(&mut pp(&run_args(&input, &output, &more)), None).failed(3, &told);
             assert_eq!(folder.names(), ["in.y4m"], "{name}: something was left");
         }
     }
@@ -138,74 +137,23 @@ fn a_reader_that_leaves_is_an_output_error() {
 
 #[test]
 fn command_lines_that_cannot_be() {
-    let cases: [(&[&str], &str); 13] = [
-        (
-            &["run", "--depth", "65"],
-            "--depth 65: it takes a whole number from 1 to 64",
-        ),
-        (
-            &["run", "--depth=-1.5"],
-            "--depth -1.5: it takes a whole number from 1 to 64",
-        ),
-        (
-            &["run", "--strength", "-3"],
-            "--strength -3: it takes 'auto', or ",
-        ),
-        (
-            &["run", "--ranks", "65"],
-            "--ranks 65: it takes a whole number from 1 to 64",
-        ),
-        (
-            &["run", "--ranks", "4", "--denoise-steps", "2"],
-            "the parts of --denoise-steps 2 are at most 2, so 3 ranks are the most",
-        ),
-        (
-            &["run", "--pipeline", "encode@0-"],
-            "--pipeline encode@0-: pipeline, character 9: the text ends in '-'; quote it: the shell took the >",
-        ),
-        (
-            &["run", "--pipeline", "encode@0", "-", "-"],
-            "quote the text: the shell took the >",
-        ),
-        (
-            &["run", "--pipeline", "encode@0,blur@1,decode@0"],
-            "the kernels cpu have no stage blur",
-        ),
-        (
-            &[
-                "run",
-                "--pipeline",
-                "encode@0,phase_b@1,decode@0",
-                "--ranks",
-                "3",
-            ],
-            "decode@0 is 2; leave --ranks out",
-        ),
-        (
-            &["run", "--plugin-arg", "key"],
-            "--plugin-arg key: it takes KEY=VALUE",
-        ),
-        (
-            &["run", "--plugin-arg", "a=1", "--plugin-arg", "a=2"],
-            "--plugin-arg a=2: a is given twice, first as \"1\"; give each key once",
-        ),
-        (
-            &[
-                "run",
-                "--pipeline",
-                "encode@0,phase_b@0,decode@1",
-                "--add-noise",
-                "3",
-            ],
-            "standard input can be read once; name a file with --input, or put decode on rank 0",
-        ),
-        (
-            &["run", "--ranks", "1", "--restarts", "1", "--input", "x.y4m"],
-            "--restarts",
-        ),
-    ];
-    for (args, word) in cases {
-        run(&mut pp(args), Some(Vec::new())).failed(2, &[word]);
+    let cases = rows("
+        run --depth 65 | --depth 65: it takes a whole number from 1 to 64
+        run --depth=-1.5 | --depth -1.5: it takes a whole number from 1 to 64
+        run --strength -3 | --strength -3: it takes 'auto', or 
+        run --ranks 65 | --ranks 65: it takes a whole number from 1 to 64
+        run --ranks 4 --denoise-steps 2 | the parts of --denoise-steps 2 are at most 2, so 3 ranks are the most
+        run --pipeline encode@0- | --pipeline encode@0-: pipeline, character 9: the text ends in '-'; quote it: the shell took the >
+        run --pipeline encode@0 - - | quote the text: the shell took the >
+        run --pipeline encode@0,blur@1,decode@0 | the kernels cpu have no stage blur
+        run --pipeline encode@0,phase_b@1,decode@0 --ranks 3 | decode@0 is 2; leave --ranks out
+        run --plugin-arg key | --plugin-arg key: it takes KEY=VALUE
+        run --plugin-arg a=1 --plugin-arg a=2 | --plugin-arg a=2: a is given twice, first as \"1\"; give each key once
+        run --pipeline encode@0,phase_b@0,decode@1 --add-noise 3 | standard input can be read once; name a file with --input, or put decode on rank 0
+        run --ranks 1 --restarts 1 --input x.y4m | --restarts
+    ");
+    for [args, word] in cases {
+        run(&mut pp(&words(args)), Some(Vec::new())).failed(2, &[word]);
     }
 }
 
@@ -308,36 +256,29 @@ fn kernels_and_transports_that_do_not_go_together() {
     let folder = folder("wrong_memory");
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
     let output = folder.file("out.y4m");
-    let cases: [(&[&str], &[&str]); 3] = [
-        (
-            &["--kernels", "cpu", "--transport", "nccl"],
-            &["--transport nccl does not", "--transport host"],
-        ),
-        (
-            &["--kernels", "cpu", "--transport", "p2p"],
-            &["--transport p2p does not", "--transport host"],
-        ),
-        (
-            &["--kernels", "ptx", "--transport", "host"],
-            &["--transport auto"],
-        ),
-    ];
-    for (more, words) in cases {
-        run(&mut pp(&run_args(&input, &output, more)), None).failed(2, words);
+    let cases = rows(
+        "
+        --kernels cpu --transport nccl | --transport nccl does not; --transport host
+        --kernels cpu --transport p2p | --transport p2p does not; --transport host
+        --kernels ptx --transport host | --transport auto
+    ",
+    );
+    for [more, told] in cases {
+        let told: Vec<&str> = told.split("; ").collect();
+        run(&mut pp(&run_args(&input, &output, &words(more))), None).failed(2, &told);
     }
-    let cases: [(&[&str], &[&str]); 5] = [
-        (&["--simulate", "gemm"], &["--transport p2p or nccl"]),
-        (&["--simulate", "spin", "--transport", "p2p"], &["gpu-spin"]),
-        (&["--touch", "--transport", "p2p"], &["--transport host"]),
-        (
-            &["--simulate", "spin", "--transport", "nccl"],
-            &["gpu-spin"],
-        ),
-        (&["--touch", "--transport", "nccl"], &["--transport host"]),
-    ];
-    for (more, words) in cases {
-        let args = [&["bench", "overlap"], more].concat();
-        run(&mut pp(&args), None).failed(2, words);
+    let cases = rows(
+        "
+        --simulate gemm | --transport p2p or nccl
+        --simulate spin --transport p2p | gpu-spin
+        --touch --transport p2p | --transport host
+        --simulate spin --transport nccl | gpu-spin
+        --touch --transport nccl | --transport host
+    ",
+    );
+    for [more, told] in cases {
+        let args = format!("bench overlap {more}");
+        run(&mut pp(&words(&args)), None).failed(2, &[told]);
     }
     assert_eq!(folder.names(), ["in.y4m"]);
 }
@@ -372,37 +313,21 @@ fn pipelines_that_cannot_be_run_are_refused_before_a_rank_starts() {
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
     let output = folder.file("out.y4m");
     // No denoise steps are asked for.
-    let cases: [(&[&str], &str); 9] = [
-        (&["encode@0,blur@1,decode@0"], "have no stage blur; write"),
-        (
-            &["encode@0,phase_b@2,decode@0"],
-            "rank 1 has no stage; use all ranks",
-        ),
-        (
-            &["encode@0,phase_b@1,phase_b@2,decode@0"],
-            "the most is 1: name it less often",
-        ),
-        (
-            &["encode@0,(phase_b@1),decode@0"],
-            "character 21: found ','; write '*steps'",
-        ),
-        (
-            &["encode@0,(phase_b@1)*0,decode@0"],
-            "write 'steps', or a number",
-        ),
-        (
-            &["encode@0,(phase_b@1)*steps,decode@0"],
-            "--denoise-steps is 0; raise",
-        ),
-        (&["encode@0 -"], "quote it: the shell took the >"),
-        (&["encode@0", "-"], "quote the text: the shell took the >"),
-        (
-            &["encode@0,phase_b@1,decode@0", "--ranks=3"],
-            "leave --ranks out",
-        ),
-    ];
-    for (more, words) in cases {
-        let more = [&["--pipeline"], more].concat();
+    let cases = rows(
+        "
+        encode@0,blur@1,decode@0 | have no stage blur; write
+        encode@0,phase_b@2,decode@0 | rank 1 has no stage; use all ranks
+        encode@0,phase_b@1,phase_b@2,decode@0 | the most is 1: name it less often
+        encode@0,(phase_b@1),decode@0 | character 21: found ','; write '*steps'
+        encode@0,(phase_b@1)*0,decode@0 | write 'steps', or a number
+        encode@0,(phase_b@1)*steps,decode@0 | --denoise-steps is 0; raise
+        encode@0 - | quote it: the shell took the >
+        encode@0; - | quote the text: the shell took the >
+        encode@0,phase_b@1,decode@0; --ranks=3 | leave --ranks out
+    ",
+    );
+    for [more, words] in cases {
+        let more: Vec<&str> = ["--pipeline"].into_iter().chain(more.split("; ")).collect();
         let ended = run(&mut pp(&run_args(&input, &output, &more)), None);
         assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
         ended.failed(2, &[words]);
@@ -412,29 +337,20 @@ fn pipelines_that_cannot_be_run_are_refused_before_a_rank_starts() {
         ("s0@0,(s1@1)*steps,s2@0", "write the number of laps"),
         ("s0@0,s1@1+2,s2@0", "give s1 one rank"),
     ] {
-        let more = [
-            "bench",
-            "overlap",
-            "--stages",
-            "0,0,0",
-            "--pipeline",
-            pipeline,
-        ];
-        let ended = run(&mut pp(&more), None);
+        let mut command = pp(&pp_testing::words(
+            "bench overlap --stages 0,0,0 --pipeline",
+        ));
+        let ended = run(command.arg(pipeline), None);
         assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
         ended.failed(2, &[words]);
     }
     // A launcher of two ranks.
-    for (pipeline, words) in [
-        (
-            "encode@0,phase_b@0,decode@0",
-            "start 1, give a --pipeline of 2 ranks or --ranks 2",
-        ),
-        (
-            "encode@0,phase_b@1,decode@2",
-            "start 3, give a --pipeline of 2 ranks or --ranks 2",
-        ),
-    ] {
+    for [pipeline, words] in rows(
+        "
+        encode@0,phase_b@0,decode@0 | start 1, give a --pipeline of 2 ranks or --ranks 2
+        encode@0,phase_b@1,decode@2 | start 3, give a --pipeline of 2 ranks or --ranks 2
+    ",
+    ) {
         let command = pp(&run_args(&input, &output, &["--pipeline", pipeline]));
         run(&mut as_rank(command, 0, free_port()), None).failed(2, &[words]);
     }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use pp_testing::{Folder, process};
+use pp_testing::{Folder, assert_has, process};
 
 /// The folder of a test.
 pub(crate) fn folder(test: &str) -> Folder {
@@ -18,14 +18,8 @@ pub(crate) fn pp<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
 /// A benchmark that runs until it is ended.
 pub(crate) fn endless(bytes: &str, stage_ms: &str) -> Command {
     let mut command = pp(&["bench", "overlap", "--chunks", "10000000"]);
-    command.args([
-        "--bytes",
-        bytes,
-        "--decode-ms",
-        stage_ms,
-        "--phase-b-ms",
-        stage_ms,
-    ]);
+    command.args(["--bytes", bytes, "--decode-ms", stage_ms]);
+    command.args(["--phase-b-ms", stage_ms]);
     command
 }
 
@@ -35,10 +29,7 @@ pub(crate) fn assert_keys_are_documented(value: &serde_json::Value) {
     match value {
         serde_json::Value::Object(object) => {
             for (key, value) in object {
-                assert!(
-                    DOCUMENT.contains(&format!("`{key}`")),
-                    "{key} is not in docs/report.md"
-                );
+                assert_has(&DOCUMENT, &[&format!("`{key}`")]);
                 // Digests have the names of tensors.
                 if key != "source" {
                     assert_keys_are_documented(value);

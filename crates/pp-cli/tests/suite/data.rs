@@ -13,7 +13,7 @@ use std::process::Stdio;
 use pp_testing::{
     Folder, c_library,
     process::{after, finish, run},
-    video,
+    read_json, video, words,
 };
 
 use crate::common::{folder, pp};
@@ -39,15 +39,7 @@ fn no_result_replaces_another_file_of_the_command() {
     fs::hard_link(&input, folder.file("hard")).unwrap();
     symlink("new.y4m", folder.file("dangling")).unwrap();
     let before = contents(&folder);
-    let job = [
-        "run",
-        "--denoise-steps",
-        "0",
-        "--ranks",
-        "1",
-        "--input",
-        "in.y4m",
-    ];
+    let job = words("run --denoise-steps 0 --ranks 1 --input in.y4m");
     let bench = ["bench", "overlap", "--chunks", "9"];
     let flight = ["flight", "a.flight"];
     let copy = ["bench", "video", "--input", "in.y4m"];
@@ -100,8 +92,8 @@ fn a_file_that_is_open_already_is_not_replaced() {
         let ended = run(
             shell.args(["-c", &script]).current_dir(folder.file("")),
             None,
-        );
-        assert_eq!(ended.code, Some(4), "{}", ended.stderr);
+        )
+        .ended(4, &[]);
         let said = format!("{}{}", ended.stderr, fs::read_to_string(&log).unwrap());
         assert!(
             said.starts_with("before") || said.contains("before\n"),
@@ -193,8 +185,7 @@ fn whole_frames_before_a_break_are_written_and_counted() {
                     fs::read(&output).unwrap() == good[..end_of(*whole)],
                     "{word} {from:?}"
                 );
-                let report: serde_json::Value =
-                    serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+                let report = read_json(report);
                 assert_eq!(report["measures"]["frames"], *whole);
             }
         }
@@ -327,19 +318,9 @@ fn the_largest_depth_goes_with_restarts() {
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 12));
     let output = folder.file("out.y4m");
     for (depth, frames) in [("64", "4"), ("63", "1"), ("64", "1")] {
-        let more = [
-            "--restarts",
-            "1",
-            "--depth",
-            depth,
-            "--frames-per-chunk",
-            frames,
-        ];
-        let args = run_args(
-            &input,
-            &[&more[..], &["--output", output.to_str().unwrap()]].concat(),
-        );
-        run(&mut pp(&args), None).succeeded();
+        let more = format!("--restarts 1 --depth {depth} --frames-per-chunk {frames} --output");
+        let mut command = pp(&run_args(&input, &words(&more)));
+        run(command.arg(&output), None).succeeded();
         assert_eq!(fs::read(&output).unwrap(), fs::read(&input).unwrap());
     }
 }

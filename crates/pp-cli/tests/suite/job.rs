@@ -6,7 +6,7 @@ use std::time::Duration;
 use pp_testing::{
     Folder,
     process::{all_gone, as_rank, finish, free_port, ranks, run, signal, spawn},
-    video,
+    video, words,
 };
 use rustix::process::Signal;
 
@@ -53,7 +53,9 @@ fn a_killed_supervisor_takes_its_ranks_along() {
 fn a_job_ends_well_where_the_end_of_a_child_is_ignored() {
     let program = pp::<&str>(&[]).get_program().to_owned();
     let mut env = Command::new("env");
-    env.arg("--ignore-signal=CHLD").arg(program).args(BENCH);
+    env.arg("--ignore-signal=CHLD")
+        .arg(program)
+        .args(words(BENCH));
     run(&mut env, None).succeeded();
 }
 
@@ -62,17 +64,7 @@ fn rank(rank: u32, port: u16, args: &[&str]) -> Command {
     as_rank(pp(args), rank, port)
 }
 
-const BENCH: [&str; 9] = [
-    "bench",
-    "overlap",
-    "--decode-ms",
-    "0.1",
-    "--phase-b-ms",
-    "0.1",
-    "--chunks",
-    "50",
-    "--json",
-];
+const BENCH: &str = "bench overlap --decode-ms 0.1 --phase-b-ms 0.1 --chunks 50 --json";
 
 #[test]
 fn a_rank_that_cannot_load_its_kernels_tells_the_other() {
@@ -100,14 +92,14 @@ fn a_rank_that_cannot_load_its_kernels_tells_the_other() {
 #[test]
 fn a_rank_without_the_secret_gets_no_seat() {
     let port = free_port();
-    let mut rank_1 = rank(1, port, &BENCH);
+    let mut rank_1 = rank(1, port, &words(BENCH));
     rank_1.env_remove("PP_JOB_SECRET");
     run(&mut rank_1, None).failed(2, &["PP_JOB_SECRET"]);
 }
 
 #[test]
 fn a_world_of_another_size_is_refused() {
-    let mut rank_0 = rank(0, free_port(), &BENCH);
+    let mut rank_0 = rank(0, free_port(), &words(BENCH));
     rank_0.env("WORLD_SIZE", "3");
     run(&mut rank_0, None).failed(2, &["3 ranks"]);
     // Nothing else need be there.
@@ -123,7 +115,7 @@ fn a_world_of_another_size_is_refused() {
 
 #[test]
 fn an_unknown_way_to_meet_is_refused_without_a_launcher_too() {
-    let mut job = pp(&BENCH);
+    let mut job = pp(&words(BENCH));
     job.env("PP_RENDEZVOUS", "udp");
     run(&mut job, None).failed(2, &["PP_RENDEZVOUS=\"udp\"", "auto, unix or tcp"]);
 }
@@ -138,7 +130,7 @@ fn a_supervisor_that_did_not_start_the_process_is_named() {
 
 #[test]
 fn half_an_environment_is_named() {
-    let mut rank_0 = rank(0, free_port(), &BENCH);
+    let mut rank_0 = rank(0, free_port(), &words(BENCH));
     rank_0.env_remove("WORLD_SIZE");
     run(&mut rank_0, None).failed(2, &["WORLD_SIZE"]);
 }

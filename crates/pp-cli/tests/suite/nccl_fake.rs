@@ -9,7 +9,7 @@ use pp_fakes::check::{Expect, Fresh, Recording, Rule, check};
 use pp_testing::{
     Folder,
     process::{all_gone, finish, ranks, run, signal, spawn, wait_until_it_runs},
-    video,
+    read_json, rows, video, words,
 };
 use rustix::process::Signal;
 
@@ -63,15 +63,7 @@ fn assert_proven_over(transport: &str, folder: &Folder, payloads: usize, expect:
     assert_proven(folder, payloads * calls, expect);
 }
 
-const RUN: [&str; 7] = [
-    "run",
-    "--transport",
-    "nccl",
-    "--kernels",
-    "ptx",
-    "--input",
-    "IN",
-];
+const RUN: &str = "run --transport nccl --kernels ptx --input IN";
 
 /// Many small chunks that come out as they went in.
 const COPY: [&str; 4] = ["--denoise-steps", "0", "--frames-per-chunk", "2"];
@@ -86,7 +78,7 @@ fn run_args_over<'a>(
     output: &'a Path,
     more: &[&'a str],
 ) -> Vec<&'a str> {
-    let mut args = RUN.to_vec();
+    let mut args = words(RUN);
     (args[2], args[6]) = (transport, text(input));
     args.extend(["--output", text(output)]);
     args.extend(more);
@@ -137,14 +129,8 @@ fn every_depth_is_in_order() {
     let output = folder.file("out.y4m");
     for depth in [1, 2, 8] {
         for (transport, eager) in [("p2p", "0"), ("nccl", "0"), ("nccl", "1048576")] {
-            let more = [
-                "--depth",
-                &depth.to_string(),
-                "--denoise-steps",
-                "2",
-                "--frames-per-chunk",
-                "2",
-            ];
+            let more = format!("--depth {depth} --denoise-steps 2 --frames-per-chunk 2");
+            let more = words(&more);
             let args = run_args_over(transport, &input, &output, &more);
             let mut command = pp_on(&fakes, &folder, &args);
             let ended = run(command.env("PP_FAKE_NCCL_EAGER", eager), None).succeeded();
@@ -254,8 +240,7 @@ fn the_noise_that_was_estimated_is_that_of_the_host() {
     let output = folder.file("out.y4m");
     let report = folder.file("report.json");
     let noise = || {
-        let report: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
+        let report = read_json(&report);
         report["run"]["noise_sigma_estimated"].clone()
     };
     let more = ["--frames-per-chunk", "2", "--report", text(&report)];
@@ -275,24 +260,15 @@ fn the_noise_that_was_estimated_is_that_of_the_host() {
 fn benchmarks_are_in_order_and_take_no_memory() {
     let fakes = Fakes::newest();
     let folder = folder("nccl_bench");
-    let args = [
-        "bench",
-        "overlap",
-        "--bytes",
-        "100000",
-        "--chunks",
-        "200",
-        "--decode-ms",
-        "0.2",
-        "--phase-b-ms",
-        "0.2",
-        "--json",
-    ];
+    let args = words(
+        "bench overlap --bytes 100000 --chunks 200 --decode-ms 0.2 \
+         --phase-b-ms 0.2 --json",
+    );
     for (transport, eager) in [("p2p", "0"), ("nccl", "65536"), ("nccl", "1048576")] {
         let mut command = pp_on(&fakes, &folder, &args);
         command.args(["--transport", transport]);
         let ended = run(command.env("PP_FAKE_NCCL_EAGER", eager), None).succeeded();
-        let report: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+        let report = ended.json();
         assert_eq!(report["device_memory_grown_bytes"], 0);
         assert_eq!(report["transport"], transport);
         let expect = Expect {
@@ -319,8 +295,7 @@ fn the_survivor_of_a_killed_rank_ends_in_order() {
         let pids = ranks(child.id());
         wait_until_it_runs(pids[0]);
         signal(pids[1], Signal::KILL);
-        let ended = finish(child);
-        assert_eq!(ended.code, Some(7), "{}", ended.stderr);
+        finish(child).ended(7, &[]);
         all_gone(&pids);
         let expect = Expect {
             complete: false,
@@ -340,33 +315,20 @@ fn what_fails_in_the_driver_or_in_nccl_is_named() {
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 120));
     let output = folder.file("out.y4m");
     let args = run_args(&input, &output, &COPY);
-    for (fault, code, words) in [
-        (
-            "ncclGetUniqueId:1:2",
-            10,
-            &["ncclGetUniqueId", "ncclSystemError"][..],
-        ),
-        (
-            "ncclCommInitRankConfig:1:2",
-            10,
-            &["rank", "ncclCommInitRankConfig"],
-        ),
-        ("ncclSend:20:1", 10, &["ncclSend", "ncclUnhandledCudaError"]),
-        ("ncclRecv:20:3", 10, &["ncclRecv", "ncclInternalError"]),
-        ("asyncError:5:6", 10, &["ncclRemoteError"]),
-        (
-            "cuEventQuery:100:719",
-            10,
-            &["cuEventQuery", "CUDA_ERROR_LAUNCH_FAILED"],
-        ),
-        (
-            "cuLaunchKernel:30:719",
-            10,
-            &["cuLaunchKernel", "CUDA_ERROR_LAUNCH_FAILED"],
-        ),
-    ] {
+    for [fault, told] in rows(
+        "
+        ncclGetUniqueId:1:2 | ncclGetUniqueId; ncclSystemError
+        ncclCommInitRankConfig:1:2 | rank; ncclCommInitRankConfig
+        ncclSend:20:1 | ncclSend; ncclUnhandledCudaError
+        ncclRecv:20:3 | ncclRecv; ncclInternalError
+        asyncError:5:6 | ncclRemoteError
+        cuEventQuery:100:719 | cuEventQuery; CUDA_ERROR_LAUNCH_FAILED
+        cuLaunchKernel:30:719 | cuLaunchKernel; CUDA_ERROR_LAUNCH_FAILED
+    ",
+    ) {
         let mut command = pp_on(&fakes, &folder, &args);
-        run(command.env("PP_FAKE_FAULTS", fault), None).failed(code, words);
+        run(command.env("PP_FAKE_FAULTS", fault), None)
+            .failed(10, &told.split("; ").collect::<Vec<_>>());
         assert!(!output.exists(), "{fault}: half an output has a name");
     }
 }
@@ -391,15 +353,8 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
         let words = ["1 GPU visible, and the ranks", advice];
         run(command.env("PP_FAKE_DEVICES", "1"), None).failed(10, &words);
     }
-    let auto = [
-        "run",
-        "--denoise-steps",
-        "0",
-        "--input",
-        text(&input),
-        "--output",
-        text(&output),
-    ];
+    let auto = ["--input", text(&input), "--output", text(&output)];
+    let auto = [&words("run --denoise-steps 0")[..], &auto].concat();
     for (variable, value, transport) in [
         ("PP_FAKE_DEVICES", "0", "transport host"),
         ("PP_FAKE_DEVICES", "1", "transport host"),

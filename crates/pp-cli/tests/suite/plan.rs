@@ -1,7 +1,7 @@
 //! `pp plan`: what it refuses, and that it runs what it proposes.
 
 use pp_contract::Pipeline;
-use pp_testing::{process::run, video};
+use pp_testing::{process::run, rows, video, words};
 use serde_json::Value;
 
 use crate::common::{folder, pp};
@@ -12,37 +12,24 @@ fn what_cannot_be_planned_is_named_with_the_remedy() {
     let clip = folder.write("in.y4m", &video(32, 16, "420jpeg", 1));
     let clip = clip.to_str().unwrap();
     let many = vec!["1"; 65].join(",");
-    let cases: [(&[&str], i32, &[&str]); 11] = [
-        (
-            &["--stages", "5"],
-            2,
-            &["--stages 5", "give two lengths or more"],
-        ),
-        (&["--stages", "0,0"], 2, &["--stages", "give one a length"]),
-        (
-            &["--stages", "1,-2"],
-            2,
-            &["--stages -2", "from 0 to 60000"],
-        ),
-        (&["--stages", &many], 2, &["65 lengths", "give fewer"]),
-        (&["--ranks", "0"], 2, &["--ranks 0", "from 1 to 64"]),
-        (&["--ranks", "65"], 2, &["--ranks 65", "from 1 to 64"]),
-        (
-            &["--stages", "1,1,1,1,1,1,1,1,1,1,1", "--ranks", "3", "--all"],
-            2,
-            &["more than 1000 placements", "lower --ranks"],
-        ),
-        (&["--input", "-"], 2, &["name a file with --input"]),
-        (&["--input", "no.y4m"], 4, &["no.y4m"]),
-        (
-            &["--input", clip, "--frames-per-chunk", "1"],
-            3,
-            &["raise --chunks"],
-        ),
-        (&["--kernels", "cpu2"], 2, &["cpu2", "auto, cpu, ptx"]),
-    ];
-    for (args, code, words) in cases {
-        run(&mut pp(&[&["plan"], args].concat()), None).failed(code, words);
+    let cases = rows("
+        --stages 5 | 2 | --stages 5; give two lengths or more
+        --stages 0,0 | 2 | --stages; give one a length
+        --stages 1,-2 | 2 | --stages -2; from 0 to 60000
+        --stages MANY | 2 | 65 lengths; give fewer
+        --ranks 0 | 2 | --ranks 0; from 1 to 64
+        --ranks 65 | 2 | --ranks 65; from 1 to 64
+        --stages 1,1,1,1,1,1,1,1,1,1,1 --ranks 3 --all | 2 | more than 1000 placements; lower --ranks
+        --input - | 2 | name a file with --input
+        --input no.y4m | 4 | no.y4m
+        --input CLIP --frames-per-chunk 1 | 3 | raise --chunks
+        --kernels cpu2 | 2 | cpu2; auto, cpu, ptx
+    ");
+    for [args, code, told] in cases {
+        let args = format!("plan {args}").replace("MANY", &many);
+        let told: Vec<&str> = told.split("; ").collect();
+        let ended = run(&mut pp(&words(&args.replace("CLIP", clip))), None);
+        ended.failed(code.parse().unwrap(), &told);
     }
     let mut launched = pp(&["plan"]);
     launched.envs([("RANK", "0"), ("WORLD_SIZE", "2")]);
@@ -51,8 +38,7 @@ fn what_cannot_be_planned_is_named_with_the_remedy() {
 
 fn plan(args: &[&str]) -> Value {
     let args = [&["plan", "--json", "--rounds", "1"], args].concat();
-    let ended = run(&mut pp(&args), None).succeeded();
-    serde_json::from_slice(&ended.stdout).unwrap()
+    run(&mut pp(&args), None).succeeded().json()
 }
 
 #[test]
@@ -67,10 +53,7 @@ fn every_placement_is_run_and_the_proposal_is_one_of_them() {
     assert_eq!(texts.len(), 4, "{texts:?}");
     assert!(texts.contains(&"s0@0 -> s1@1 -> s2@0"), "{texts:?}");
     let proposal = &report["proposal"];
-    assert!(
-        texts.contains(&proposal["pipeline"].as_str().unwrap()),
-        "{proposal}"
-    );
+    assert!(texts.contains(&proposal["pipeline"].as_str().unwrap()));
     // What is predicted for one rank is the sum of what was measured there.
     let alone = &report["on_one_rank"][0];
     let works = alone["stages"].as_array().unwrap().iter();
@@ -92,18 +75,7 @@ fn every_placement_is_run_and_the_proposal_is_one_of_them() {
 
 #[test]
 fn passes_are_measured_in_all_their_parts() {
-    let film = [
-        "--width",
-        "32",
-        "--height",
-        "16",
-        "--denoise-steps",
-        "2",
-        "--chunks",
-        "8",
-        "--ranks",
-        "3",
-    ];
+    let film = words("--width 32 --height 16 --denoise-steps 2 --chunks 8 --ranks 3");
     let report = plan(&film);
     let alone = report["on_one_rank"].as_array().unwrap();
     let texts: Vec<&Value> = alone.iter().map(|of| &of["pipeline"]).collect();

@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 
 use pp_fakes::Fakes;
 use pp_testing::{
+    assert_has,
     process::{Ended, all_gone, children, run, signal, wait},
-    video,
+    rows, video,
 };
 use rustix::process::Signal;
 
@@ -151,11 +152,7 @@ fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
             );
             assert_eq!(ended.stderr.lines().count(), 1, "{fault}: {}", ended.stderr);
             let expected = words.replace("rank 1", if ranks == "1" { "rank 0" } else { "rank 1" });
-            assert!(
-                ended.stderr.contains(&expected),
-                "{fault}: {}",
-                ended.stderr
-            );
+            assert_has(&ended.stderr, &[&expected]);
             assert!(!output.exists(), "{fault} left an output");
         }
         let checked = run(&mut plugin_check(&plugin), None);
@@ -192,8 +189,7 @@ fn a_plugin_that_panics_is_stopped_at_the_border() {
     for width in [20, 21] {
         let input = folder.write("in.y4m", &video(width, 32, "420jpeg", 3));
         for ranks in ["1", "2"] {
-            let ended = denoise(&input, &output, &plugin, &["--ranks", ranks]);
-            assert_eq!(ended.code, Some(5), "{}", ended.stderr);
+            let ended = denoise(&input, &output, &plugin, &["--ranks", ranks]).ended(5, &[]);
             // The panic's own message comes from the plugin's copy of the standard library.
             let last = ended.stderr.lines().last().unwrap();
             assert!(
@@ -215,47 +211,32 @@ const LAST: &str = "the process that used it ends without a fault ... ";
 fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
     let sound = run(&mut plugin_check(&faulty("NO_FAULT")), None).succeeded();
     let lines = sound.stdout.split(|byte| *byte == b'\n').count();
-    let in_phase_b = "; its last call was run of phase_b at frame 0";
-    for (fault, check, why, call) in [
-        (
-            "FAULT_CRASH",
-            IDENTITY,
-            "crashed, signal: 11 (SIGSEGV)",
-            in_phase_b,
-        ),
-        (
-            "FAULT_EXIT",
-            IDENTITY,
-            "called exit, exit status: 3",
-            in_phase_b,
-        ),
-        (
-            "FAULT_LATER_CRASH",
-            WRITTEN,
-            "crashed, signal: 11 (SIGSEGV)",
-            "; its last call was run of phase_b at frame 9",
-        ),
-        (
-            "FAULT_LATER_EXIT",
-            WRITTEN,
-            "called exit, exit status: 3",
-            "; its last call was run of phase_b at frame 9",
-        ),
-        (
-            "FAULT_TRUSTS",
-            BAD_ARGUMENTS,
-            "crashed, signal: 6 (SIGABRT)",
-            in_phase_b,
-        ),
-        ("FAULT_AT_EXIT", LAST, "crashed, signal: 6 (SIGABRT)", ""),
-    ] {
-        let checked = run(&mut plugin_check(&faulty(fault)), None);
-        assert_eq!(checked.code, Some(5), "{fault}: {}", checked.stderr);
+    for [fault, check, why, call] in rows(
+        "
+        FAULT_CRASH | IDENTITY | crashed, signal: 11 (SIGSEGV) | run of phase_b at frame 0
+        FAULT_EXIT | IDENTITY | called exit, exit status: 3 | run of phase_b at frame 0
+        FAULT_LATER_CRASH | WRITTEN | crashed, signal: 11 (SIGSEGV) | run of phase_b at frame 9
+        FAULT_LATER_EXIT | WRITTEN | called exit, exit status: 3 | run of phase_b at frame 9
+        FAULT_TRUSTS | BAD_ARGUMENTS | crashed, signal: 6 (SIGABRT) | run of phase_b at frame 0
+        FAULT_AT_EXIT | LAST | crashed, signal: 6 (SIGABRT) | 
+    ",
+    ) {
+        let checked = run(&mut plugin_check(&faulty(fault)), None).ended(5, &[]);
         let [failed, others @ ..] = &not_ok(&checked)[..] else {
             panic!("{fault} passed its check");
         };
         assert!(others.is_empty() || fault.contains("LATER"), "{others:?}");
         let failed = failed.replace(" (core dumped)", "");
+        let check = match check {
+            "IDENTITY" => IDENTITY,
+            "WRITTEN" => WRITTEN,
+            "BAD_ARGUMENTS" => BAD_ARGUMENTS,
+            _ => LAST,
+        };
+        let call = match call {
+            "" => String::new(),
+            _ => format!("; its last call was {call}"),
+        };
         assert_eq!(failed, format!("{check}FAILED: the plugin {why}{call}"));
         assert_eq!(checked.stdout.split(|byte| *byte == b'\n').count(), lines);
         // What the plugin prints is no part of the report.
@@ -340,8 +321,7 @@ fn a_plugin_that_writes_into_the_pipe_of_reports_and_exits_has_not_done_its_work
 
 #[test]
 fn a_plugin_whose_sessions_leave_memory_behind_fails_its_check() {
-    let checked = run(&mut plugin_check(&faulty("FAULT_LEAK")), None);
-    assert_eq!(checked.code, Some(5), "{}", checked.stderr);
+    let checked = run(&mut plugin_check(&faulty("FAULT_LEAK")), None).ended(5, &[]);
     let [failed] = &not_ok(&checked)[..] else {
         panic!("{:?}", not_ok(&checked));
     };
@@ -363,8 +343,7 @@ fn a_plugin_that_needs_an_argument_and_a_size_is_checked_with_them() {
             "the kernels refuse every size that was tried, 40x24 (frames have",
         ),
     ] {
-        let failed = check(more);
-        assert_eq!(failed.code, Some(5), "{}", failed.stderr);
+        let failed = check(more).ended(5, &[]);
         assert!(not_ok(&failed)[0].contains(reason), "{:?}", not_ok(&failed));
     }
     let passed = check(&[&size[..], &weights].concat()).succeeded();
@@ -381,8 +360,7 @@ fn a_plugin_that_needs_an_argument_and_a_size_is_checked_with_them() {
 #[test]
 fn a_check_that_hangs_is_named_and_the_others_run() {
     let mut command = plugin_check(&faulty("FAULT_HANG"));
-    let checked = run(command.env("PP_STUCK_MS", "5000"), None);
-    assert_eq!(checked.code, Some(5), "{}", checked.stderr);
+    let checked = run(command.env("PP_STUCK_MS", "5000"), None).ended(5, &[]);
     let failed = not_ok(&checked);
     let expected = format!("{IDENTITY}FAILED: not done after 5 s; PP_STUCK_MS sets");
     assert!(failed[0].starts_with(&expected), "{failed:?}");
@@ -441,8 +419,7 @@ fn gpu_memory_is_checked_where_there_is_a_gpu() {
         note.starts_with("GPU memory: not checked, there is no CUDA device"),
         "{note}"
     );
-    let checked = on_gpus(&both, "1");
-    assert_eq!(checked.code, Some(5), "{}", checked.stderr);
+    let checked = on_gpus(&both, "1").ended(5, &[]);
     let failed = not_ok(&checked);
     assert!(
         failed.iter().all(|line| line.starts_with("GPU memory: ")),

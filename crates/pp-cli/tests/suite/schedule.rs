@@ -2,6 +2,7 @@
 
 use pp_runtime::schedule::Kind;
 use pp_testing::process::{Ended, run};
+use pp_testing::{assert_has, rows, words};
 use serde_json::{Value, json};
 
 use crate::common::{folder, pp};
@@ -25,44 +26,22 @@ fn a_file_that_is_no_right_schedule_ends_with_3_and_names_its_actions() {
     let folder = folder("bad_schedules");
     let head_on = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
     // The command, what the file has, more arguments, words of the line.
-    let cases: [(&str, &str, &[&str], &[&str]); 6] = [
-        (
-            "check",
-            "0F0,0W0,0I0\n",
-            &[],
-            &["0W0 (rank 0, action 2)", "0I0"],
-        ),
-        (
-            "simulate",
-            "0F0,0W0,0I0\n",
-            &["--json"],
-            &["0W0 (rank 0, action 2)", "0I0"],
-        ),
-        (
-            "plot",
-            "0F0,0W0,0I0\n",
-            &[],
-            &["0W0 (rank 0, action 2)", "0I0"],
-        ),
-        (
-            "check",
-            head_on,
-            &["--slots", "0"],
-            &["0SEND_F1 (rank 0, action 4)", "1SEND_B0"],
-        ),
-        ("show", head_on, &["--lowered"], &["rank 0", "0SEND_F0"]),
-        (
-            "show",
-            "0F0,0B0,nonsense\n",
-            &[],
-            &["row 1, column 3", "nonsense"],
-        ),
-    ];
-    for (command, rows, more, words) in cases {
-        let path = folder.write("bad.csv", rows.as_bytes());
-        let args = [&[command, path.to_str().unwrap()], more].concat();
-        let words = [&["bad.csv"], words].concat();
-        let ended = schedule(&args).failed(3, &words);
+    let cases = rows(
+        "
+        check | 0F0,0W0,0I0/ |  | 0W0 (rank 0, action 2); 0I0
+        simulate | 0F0,0W0,0I0/ | --json | 0W0 (rank 0, action 2); 0I0
+        plot | 0F0,0W0,0I0/ |  | 0W0 (rank 0, action 2); 0I0
+        check | HEAD_ON | --slots 0 | 0SEND_F1 (rank 0, action 4); 1SEND_B0
+        show | HEAD_ON | --lowered | rank 0; 0SEND_F0
+        show | 0F0,0B0,nonsense/ |  | row 1, column 3; nonsense
+    ",
+    );
+    for [command, file, more, told] in cases {
+        let file = file.replace("HEAD_ON", head_on).replace('/', "\n");
+        let path = folder.write("bad.csv", file.as_bytes());
+        let args = [&[command, path.to_str().unwrap()], &words(more)[..]].concat();
+        let told: Vec<&str> = ["bad.csv"].into_iter().chain(told.split("; ")).collect();
+        let ended = schedule(&args).failed(3, &told);
         assert!(ended.stdout.is_empty());
     }
 }
@@ -76,66 +55,30 @@ fn what_cannot_be_asked_for_ends_with_2_and_what_cannot_be_read_with_4() {
     let picture = picture.to_str().unwrap();
     let missing = folder.file("missing.csv");
     let missing = missing.to_str().unwrap();
-    let cases: [(&[&str], &str, &[&str]); 14] = [
-        (
-            &["show", "1f1b"],
-            "",
-            &["1f1b", "--ranks", "--microbatches"],
-        ),
-        (
-            &["simulate", "dualpipe"],
-            "--ranks 4",
-            &["dualpipe: no schedule of that name; did you mean dualpipe-v?"],
-        ),
-        (
-            &["show", "hanayo"],
-            "",
-            &["hanayo: ", "gpipe", "dualpipe-v"],
-        ),
-        (&["check", file], "--ranks 2", &["--ranks", "leave out"]),
-        (
-            &["show", "interleaved"],
-            "--ranks 4 --stages-per-rank 2 --microbatches 9",
-            &["8", "10"],
-        ),
-        (
-            &["show", "zb-h1"],
-            "--ranks 4 --stages-per-rank 2 --microbatches 8",
-            &["zb-h1"],
-        ),
-        (
-            &["show", "dualpipe-v"],
-            "--ranks 4 --microbatches 7",
-            &["8"],
-        ),
-        (&["simulate", file], "--weight -1", &["--weight -1"]),
-        (
-            &["check", file],
-            "--activation-bytes 1.5",
-            &["--activation-bytes 1.5"],
-        ),
-        (&["plot", file], "--input 0.1234567", &["--input 0.1234567"]),
-        (&["plot", file], "--forward 1,2", &["2 numbers", "1 stages"]),
-        (
-            &["plot", picture, "--output", picture],
-            "",
-            &["FILE.csv", "--output"],
-        ),
-        (
-            &["plot", file],
-            "--output mine.png",
-            &["--output mine.png", ".svg"],
-        ),
-        (&["check", missing], "", &["missing.csv"]),
-    ];
-    for (args, options, words) in cases {
-        let args: Vec<&str> = args
-            .iter()
-            .copied()
-            .chain(options.split_whitespace())
-            .collect();
-        let code = if args[1] == missing { 4 } else { 2 };
-        schedule(&args).failed(code, words);
+    let cases = rows(
+        "
+        show 1f1b | 1f1b; --ranks; --microbatches
+        simulate dualpipe --ranks 4 | dualpipe: no schedule of that name; did you mean dualpipe-v?
+        show hanayo | hanayo: ; gpipe; dualpipe-v
+        check FILE --ranks 2 | --ranks; leave out
+        show interleaved --ranks 4 --stages-per-rank 2 --microbatches 9 | 8; 10
+        show zb-h1 --ranks 4 --stages-per-rank 2 --microbatches 8 | zb-h1
+        show dualpipe-v --ranks 4 --microbatches 7 | 8
+        simulate FILE --weight -1 | --weight -1
+        check FILE --activation-bytes 1.5 | --activation-bytes 1.5
+        plot FILE --input 0.1234567 | --input 0.1234567
+        plot FILE --forward 1,2 | 2 numbers; 1 stages
+        plot PICTURE --output PICTURE | FILE.csv; --output
+        plot FILE --output mine.png | --output mine.png; .svg
+        check MISSING | missing.csv
+    ",
+    );
+    for [line, told] in cases {
+        let code = if line.contains("MISSING") { 4 } else { 2 };
+        let line = line.replace("FILE", file).replace("PICTURE", picture);
+        let line = line.replace("MISSING", missing);
+        let told: Vec<&str> = told.split("; ").collect();
+        schedule(&words(&line)).failed(code, &told);
     }
 }
 
@@ -214,16 +157,9 @@ fn from_the_bytes_of_each_stage_follow_the_most_of_each_rank() {
 
 #[test]
 fn a_printed_schedule_is_a_file_that_can_be_checked() {
-    let lowered = text(&[
-        "show",
-        "gpipe",
-        "--ranks",
-        "2",
-        "--microbatches",
-        "2",
-        "--lowered",
-        "--csv",
-    ]);
+    let lowered = text(&words(
+        "show gpipe --ranks 2 --microbatches 2 --lowered --csv",
+    ));
     // As PyTorch 2.15 lowers it.
     assert_eq!(
         lowered,
@@ -236,15 +172,7 @@ fn a_printed_schedule_is_a_file_that_can_be_checked() {
         serde_json::from_slice::<Value>(&ended.stdout).unwrap()
     };
     assert_eq!(check(&lowered)["lowered"], true);
-    let bare = [
-        "show",
-        "gpipe",
-        "--ranks",
-        "2",
-        "--microbatches",
-        "2",
-        "--csv",
-    ];
+    let bare = words("show gpipe --ranks 2 --microbatches 2 --csv");
     assert_eq!(check(&text(&bare))["lowered"], false);
     let shown = json_of(&bare[..6]);
     assert_eq!(
@@ -268,14 +196,7 @@ fn a_printed_schedule_is_a_file_that_can_be_checked() {
 
 #[test]
 fn messages_that_cross_between_two_ranks_are_accepted_with_a_note() {
-    let size = [
-        "--ranks",
-        "2",
-        "--stages-per-rank",
-        "2",
-        "--microbatches",
-        "4",
-    ];
+    let size = words("--ranks 2 --stages-per-rank 2 --microbatches 4");
     let show = [&["show", "interleaved"], &size[..], &["--lowered", "--csv"]].concat();
     // Rank 1 receives for two stages, for each in the order of its edge.
     let rows = text(&show)
@@ -300,11 +221,8 @@ fn messages_that_cross_between_two_ranks_are_accepted_with_a_note() {
 
 #[test]
 fn of_many_pairs_of_ranks_whose_messages_cross_a_few_are_noted() {
-    let size = "--ranks 6 --stages-per-rank 2 --microbatches 1 --lowered --csv";
-    let args: Vec<&str> = ["show", "looped-bfs"]
-        .into_iter()
-        .chain(size.split(' '))
-        .collect();
+    let size = "show looped-bfs --ranks 6 --stages-per-rank 2 --microbatches 1 --lowered --csv";
+    let args = words(size);
     // Each rank posts its receives at once, in falling order.
     let crossed = |row: &str| {
         let (mut receives, others): (Vec<&str>, Vec<&str>) =
@@ -334,17 +252,11 @@ fn of_many_pairs_of_ranks_whose_messages_cross_a_few_are_noted() {
 fn the_picture_has_a_bar_for_each_computation() {
     let folder = folder("schedule_plot");
     let picture = folder.file("plot.svg");
-    let args = [
-        "plot",
-        "zbv",
-        "--ranks",
-        "2",
-        "--microbatches",
-        "4",
-        "--output",
-        picture.to_str().unwrap(),
-    ];
-    assert_eq!(text(&args), "");
+    let plot = words("plot zbv --ranks 2 --microbatches 4 --output");
+    assert_eq!(
+        text(&[&plot[..], &[picture.to_str().unwrap()]].concat()),
+        ""
+    );
     let svg = std::fs::read_to_string(picture).unwrap();
     let count = |what: &str| svg.matches(what).count();
     // Four stages; the legend has one of each class.
@@ -388,19 +300,8 @@ fn schedules_are_compared_with_the_same_work_for_each_rank() {
     let all = json_of("compare --ranks 4 --microbatches 6");
     assert_eq!(all["schedules"].as_array().unwrap().len(), 8);
     let why = all["left_out"][0].as_str().unwrap();
-    assert!(
-        why.contains("dualpipe-v on 4 ranks needs at least 8"),
-        "{why}"
-    );
-    let named = [
-        "compare",
-        "1f1b",
-        "dualpipe-v",
-        "--ranks",
-        "4",
-        "--microbatches",
-        "6",
-    ];
+    assert_has(&why, &["dualpipe-v on 4 ranks needs at least 8"]);
+    let named = words("compare 1f1b dualpipe-v --ranks 4 --microbatches 6");
     schedule(&named).failed(2, &["dualpipe-v"]);
     schedule(&["compare"]).failed(2, &["--ranks"]);
     let folder = folder("schedule_compare");

@@ -5,7 +5,7 @@ use std::process::{Child, Command};
 
 use pp_fakes::Fakes;
 use pp_testing::{
-    Folder,
+    Folder, assert_has,
     process::{all_gone, as_rank, finish, free_port, ranks, signal, spawn, wait_until_it_runs},
     video,
 };
@@ -86,11 +86,7 @@ fn secret_of_a_job_is_in_no_argument_environment_log_or_recording() {
     let ended = finish(child);
     all_gone(&pids);
     assert_eq!(ended.code, Some(7), "{}", ended.stderr);
-    assert!(
-        ended.stderr.contains("joined"),
-        "nothing was logged: {}",
-        ended.stderr
-    );
+    assert_has(&ended.stderr, &["joined"]);
     assert_absent(&secret, "the log", ended.stderr.as_bytes());
     for recording in recordings(&folder) {
         assert_absent(&secret, "a flight recording", &recording);
@@ -139,11 +135,7 @@ fn ids_of_communicators_are_in_no_argument_environment_log_or_recording() {
     signal(pids[1], Signal::KILL);
     let ended = finish(child);
     all_gone(&pids);
-    assert!(
-        ended.stderr.contains("joined"),
-        "nothing was logged: {}",
-        ended.stderr
-    );
+    assert_has(&ended.stderr, &["joined"]);
     assert_absent(ID, "the log", ended.stderr.as_bytes());
     for recording in recordings(&folder) {
         assert_absent(ID, "a flight recording", &recording);

@@ -2,21 +2,14 @@
 
 use std::process::Command;
 
-use pp_testing::{process::run, scenes, video};
+use pp_testing::{process::run, read_json, rows, scenes, video, words};
 
 use crate::build::{compile_c_file, root};
 use crate::common::{assert_keys_are_documented, folder, pp};
 
 /// `pp run` from standard input to standard output.
 fn piped(more: &[&str]) -> Command {
-    let mut command = pp(&[
-        "run",
-        "--output",
-        "-",
-        "--frames-per-chunk",
-        "2",
-        "--threads=1",
-    ]);
+    let mut command = pp(&words("run --output - --frames-per-chunk 2 --threads=1"));
     command.args(more);
     command
 }
@@ -76,20 +69,17 @@ fn stages_of_a_plugin_run_in_chains_and_rings_and_its_sink_sets_the_header() {
     };
     let steps = ["--denoise-steps=5"];
     let alone = of("read@0,soften@0,write@0", &steps).succeeded().stdout;
-    for pipeline in [
-        "read@0,soften@1,write@2",
-        "read@0,soften@1,soften@2,write@0",
-        "read@0,(soften@1,soften@2)*2,write@2",
-        "read@0,(soften@1)*steps,write@0",
-    ] {
+    for pipeline in words(
+        "read@0,soften@1,write@2 read@0,soften@1,soften@2,write@0 \
+         read@0,(soften@1,soften@2)*2,write@2 read@0,(soften@1)*steps,write@0",
+    ) {
         let ended = of(pipeline, &steps).succeeded();
         assert!(ended.stdout == alone, "{pipeline}");
     }
     let header = b"YUV4MPEG2 W96 H64 F50:1 Ip A1:1 Cmono\n";
     assert!(alone.starts_with(header));
     assert_eq!(alone.len(), header.len() + 18 * (6 + 96 * 64));
-    let report: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
+    let report = read_json(&report);
     assert_keys_are_documented(&report);
     for (key, expected) in [
         ("width", 48),
@@ -107,20 +97,13 @@ fn stages_of_a_plugin_run_in_chains_and_rings_and_its_sink_sets_the_header() {
         stronger.succeeded().stdout != alone,
         "the argument came to the plugin"
     );
-    let chain = "read@0,soften@1,write@2";
-    for (pipeline, more, words) in [
-        (chain, "--plugin-arg=weight=2", "unknown argument weight"),
-        (
-            "read@0,soften@1,write@0",
-            "--add-noise=5",
-            "leave --add-noise out",
-        ),
-        (
-            "read@0,(soften@1)*9,write@0",
-            "--denoise-steps=4",
-            "write *4 for *9",
-        ),
-    ] {
+    for [pipeline, more, words] in rows(
+        "
+        read@0,soften@1,write@2 | --plugin-arg=weight=2 | unknown argument weight
+        read@0,soften@1,write@0 | --add-noise=5 | leave --add-noise out
+        read@0,(soften@1)*9,write@0 | --denoise-steps=4 | write *4 for *9
+    ",
+    ) {
         let ended = of(pipeline, &[more]);
         assert!(
             ended.code != Some(0) && ended.stderr.contains(words),

@@ -1,7 +1,7 @@
 //! Every rule of the protocol, broken on purpose in a real job: `pp-trials faults` in shared memory, by copy engine and over NCCL.
 
 use pp_fakes::Fakes;
-use pp_testing::{process::run, video};
+use pp_testing::{assert_has, process::run, video};
 use std::collections::BTreeSet;
 
 use crate::common::{LATE, assert_all_behave, folder, pp};
@@ -123,14 +123,15 @@ fn what_cannot_be_made_is_refused_and_named() {
 fn hooks_are_named_and_one_that_did_not_strike_says_so() {
     let ended = run(&mut pp(&["faults", "--hooks"]), None).succeeded();
     let text = String::from_utf8(ended.stdout).unwrap();
-    for words in [
-        "kill ",
-        "The rank kills itself",
-        "second-thread",
-        "needs --recompute",
-    ] {
-        assert!(text.contains(words), "{text}");
-    }
+    assert_has(
+        &text,
+        &[
+            "kill ",
+            "The rank kills itself",
+            "second-thread",
+            "needs --recompute",
+        ],
+    );
     let folder = folder("faults_vain");
     let input = folder.write("in.y4m", &video(32, 32, "mono", 8));
     let args = [
@@ -170,12 +171,13 @@ fn one_fault_is_told_in_words() {
     let ended = run(&mut pp(&["faults", "--only", "size.truncated"]), None);
     assert!(matches!(ended.code, Some(0 | LATE)), "{}", ended.stderr);
     let text = String::from_utf8(ended.stdout).unwrap();
-    for words in [
-        "size.truncated",
-        "rank 1 (exit 8): peer misbehaved: rank 0: receive header",
-        " of 1000 ms",
-        "1 faults on host: 1 run, 0 did not end as they must, ",
-    ] {
-        assert!(text.contains(words), "{text}");
-    }
+    assert_has(
+        &text,
+        &[
+            "size.truncated",
+            "rank 1 (exit 8): peer misbehaved: rank 0: receive header",
+            " of 1000 ms",
+            "1 faults on host: 1 run, 0 did not end as they must, ",
+        ],
+    );
 }

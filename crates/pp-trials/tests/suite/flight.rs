@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use pp_fakes::Fakes;
 use pp_testing::{
-    Folder,
+    Folder, assert_has,
     process::{
         Ended, HANG, as_rank, finish, free_port, ranks, run, signal, spawn, spawn_with_input, wait,
         wait_until_it_runs,
     },
-    video,
+    video, words,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -94,9 +94,7 @@ fn a_stage_that_does_not_come_back_is_named_with_its_chunk() {
     wait_for(&folder, 2);
     let told = told(&folder);
     let verdict = told["verdict"].as_str().unwrap();
-    for words in ["at rank 1", "phase_b", "chunk 2"] {
-        assert!(verdict.contains(words), "{verdict}");
-    }
+    assert_has(&verdict, &["at rank 1", "phase_b", "chunk 2"]);
     assert_eq!(told["disagreement"], Value::Null);
     let because = told["ranks"][0]["written_because"].as_str().unwrap();
     assert!(because.contains("no progress"), "{because}");
@@ -119,15 +117,7 @@ fn a_job_that_is_asked_goes_on_and_its_output_is_the_same() {
     let folder = folder("flight_asked");
     let film = video(48, 32, "420jpeg", 32);
     let job = |output: &Path| {
-        let args = [
-            "run",
-            "--kernels",
-            "cpu",
-            "--frames-per-chunk",
-            "2",
-            "--strength",
-            "10",
-        ];
+        let args = words("run --kernels cpu --frames-per-chunk 2 --strength 10");
         let mut command = pp_in(&folder, &args);
         command.args(["--input", "-", "--output", text(output)]);
         command
@@ -169,11 +159,7 @@ fn a_job_that_is_asked_goes_on_and_its_output_is_the_same() {
     input.write_all(rest).unwrap();
     drop(input);
     let ended = finish(child).succeeded();
-    assert!(
-        ended.stderr.contains("rank 0: flight recording: "),
-        "{}",
-        ended.stderr
-    );
+    assert_has(&ended.stderr, &["rank 0: flight recording: "]);
     let same = std::fs::read(undisturbed).unwrap() == std::fs::read(asked).unwrap();
     assert!(same, "asking changed the output");
 }
@@ -198,15 +184,7 @@ fn a_call_of_nccl_that_does_not_come_back_is_found_in_the_recording() {
     let folder = folder("flight_nccl");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 24));
     std::fs::create_dir_all(folder.file("meet")).unwrap();
-    let args = [
-        "run",
-        "--transport",
-        "nccl",
-        "--kernels",
-        "ptx",
-        "--denoise-steps",
-        "0",
-    ];
+    let args = words("run --transport nccl --kernels ptx --denoise-steps 0");
     let mut command = pp_in(&folder, &args);
     fakes.give_to(&mut command);
     command
@@ -218,10 +196,7 @@ fn a_call_of_nccl_that_does_not_come_back_is_found_in_the_recording() {
     wait_for(&folder, 2);
     let told = told(&folder);
     let verdict = told["verdict"].as_str().unwrap();
-    assert!(
-        verdict.contains("inside the call that receives"),
-        "{verdict}"
-    );
+    assert_has(&verdict, &["inside the call that receives"]);
 }
 
 #[test]
@@ -323,8 +298,7 @@ fn a_fault_before_the_first_operation_leaves_no_recording_and_gives_no_hint() {
     let temporary = folder.file("temporary");
     for (input, code) in [(&input, 4), (&cut, 3)] {
         let args = ["run", "--kernels", "cpu", "--input", text(input)];
-        let ended = run(&mut pp_in(&folder, &args), None);
-        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        let ended = run(&mut pp_in(&folder, &args), None).ended(code, &[]);
         assert!(!ended.stderr.contains("pp flight"), "{}", ended.stderr);
         assert_eq!(recordings(&folder), Vec::<PathBuf>::new());
         let mut command = pp(&args);

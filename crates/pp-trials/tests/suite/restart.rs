@@ -3,9 +3,9 @@
 use std::process::Command;
 
 use pp_fakes::Fakes;
+use pp_testing::assert_has;
 use pp_testing::process::run;
 use pp_testing::video;
-use serde_json::Value;
 
 use crate::common::{folder, pp, runs_all};
 
@@ -35,10 +35,9 @@ fn a_rank_that_ends_without_a_word_is_missed() {
     ] {
         let mut command = through(&["--restarts", restarts]);
         command.env("PP_FAULT", hook);
-        let ended = run(&mut command, Some(clip()));
-        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let ended = run(&mut command, Some(clip())).succeeded();
         assert!(ended.stdout == wanted, "the output is another");
-        assert!(ended.stderr.contains("1 of "), "{}", ended.stderr);
+        assert_has(&ended.stderr, &["1 of "]);
         let spans = ended.stderr.contains("span a restart");
         assert_eq!(spans, is_measured, "{}", ended.stderr);
         // Said when it happens, and not only at the end.
@@ -67,12 +66,9 @@ fn a_panic_is_named_by_the_rank_that_panicked() {
     for (rank, restarts) in [("0", "0"), ("0", "1"), ("1", "0")] {
         let mut command = through(&["--restarts", restarts]);
         command.env("PP_FAULT", format!("panic@{rank}:chunk=3"));
-        let ended = run(&mut command, Some(clip()));
-        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        let ended = run(&mut command, Some(clip())).ended(1, &[]);
         let last = ended.stderr.lines().last().unwrap_or_default();
-        for words in ["pp: error", &format!("rank {rank}"), "panicked: "] {
-            assert!(last.contains(words), "{words}: {}", ended.stderr);
-        }
+        assert_has(&last, &["pp: error", &format!("rank {rank}"), "panicked: "]);
     }
 }
 
@@ -92,7 +88,7 @@ fn each_kill_is_made_up_for_and_timed_beside_a_bare_start_and_rank_0_does_not_gr
             command.env("PP_FAKE_NCCL_DIR", folder.file(""));
         }
         let ended = run(&mut command, None).succeeded();
-        let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+        let report = ended.json();
         let times = ["back_in_service", "bare_start"].map(|key| &report[key]);
         assert_eq!(times.map(|times| &times["count"]), [kills, 3], "{report}");
         for times in times {

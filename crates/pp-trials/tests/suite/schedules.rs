@@ -2,6 +2,8 @@
 
 use pp_runtime::schedule::{Limits, Schedule};
 use pp_testing::process::run;
+use pp_testing::rows;
+use pp_testing::words;
 use serde_json::Value;
 
 use crate::common::{folder, pp};
@@ -26,17 +28,10 @@ fn runs_are_whole_in_order_and_behind_their_inputs() {
         .iter()
         .map(|case| case["schedule"].as_str().unwrap())
         .collect();
-    let all = [
-        "naive",
-        "gpipe",
-        "1f1b",
-        "interleaved",
-        "interleaved-zb",
-        "zb-h1",
-        "looped-bfs",
-        "zbv",
-        "dualpipe-v",
-    ];
+    let all = words(
+        "naive gpipe 1f1b interleaved interleaved-zb zb-h1 looped-bfs zbv \
+         dualpipe-v",
+    );
     assert_eq!(names, all);
 }
 
@@ -67,23 +62,11 @@ fn sends_that_wait_for_each_other_end_by_a_fault_that_names_both_ranks() {
 
 #[test]
 fn what_cannot_be_run_is_refused_before_a_rank_starts() {
-    for (name, csv, why) in [
-        (
-            "elsewhere",
-            "1F0,1B0\n0F0,0B0\n",
-            "stage 0 stands on rank 1",
-        ),
-        (
-            "sends",
-            "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
-            "0SEND_F0: a run takes F, I, W and B",
-        ),
-        (
-            "twice",
-            "0F0,0F0,0B0\n1F0,1B0\n",
-            "the actions of rank 0 make no fixed order",
-        ),
-    ] {
-        job(name, csv, &[]).failed(2, &[why]);
+    for [name, csv, why] in rows("
+        elsewhere | 1F0,1B0/0F0,0B0/ | stage 0 stands on rank 1
+        sends | 0F0,0SEND_F0,0RECV_B0,0B0/1RECV_F0,1F0,1B0,1SEND_B0/ | 0SEND_F0: a run takes F, I, W and B
+        twice | 0F0,0F0,0B0/1F0,1B0/ | the actions of rank 0 make no fixed order
+    ") {
+        job(name, &csv.replace('/', "\n"), &[]).failed(2, &[why]);
     }
 }

@@ -1,6 +1,7 @@
 //! Every state of ours against everything that may become of the peer: how it ends, and that it does. `pp shutdown`
 //! judges the exit codes and what is left, and beside that the times, which nothing here looks at.
 
+use pp_testing::assert_has;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -54,10 +55,7 @@ fn a_state_that_is_not_reached_is_no_success() {
     let ended = run(command.env("PP_STUCK_MS", "1"), None);
     let said = String::from_utf8_lossy(&ended.stdout).into_owned();
     assert_eq!(ended.code, Some(1), "{said}");
-    assert!(
-        said.contains("the state was not reached") && said.contains("PP_STUCK_MS"),
-        "{said}"
-    );
+    assert_has(&said, &["the state was not reached", "PP_STUCK_MS"]);
     assert_eq!(folder.names(), Vec::<String>::new());
 }
 
@@ -78,9 +76,7 @@ fn an_interrupt_ends_the_ranks_and_removes_their_folder() {
             std::thread::sleep(Duration::from_millis(2));
         };
         signal(child.id(), asking);
-        let ended = finish(child);
-        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
-        assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
+        finish(child).ended(code, &["interrupted"]);
         assert_eq!(folder.names(), Vec::<String>::new());
         let alive: Vec<_> = ranks.into_iter().filter(|pid| is_alive(*pid)).collect();
         assert_eq!(alive, Vec::<u32>::new());

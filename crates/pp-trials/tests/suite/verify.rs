@@ -9,7 +9,7 @@ use pp_fakes::check::{Expect, Fresh, Recording, check};
 use pp_testing::{
     Folder, c_library,
     process::{as_rank, finish, free_port, run, spawn},
-    video,
+    read_json, video, words,
 };
 use serde_json::Value;
 
@@ -37,7 +37,7 @@ fn job(folder: &Folder, transport: &str, input: &Path, more: &[&str]) -> Command
 
 /// The report's part about digests.
 fn verified(report: &Path) -> Value {
-    let report: Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    let report = read_json(report);
     report["run"]["verify"].clone()
 }
 
@@ -141,14 +141,8 @@ fn digests_on_a_gpu_are_in_order() {
     let folder = folder("verify_order");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 24));
     for depth in ["1", "4"] {
-        let more = [
-            "--verify",
-            "every=2",
-            "--depth",
-            depth,
-            "--denoise-steps",
-            "1",
-        ];
+        let more = format!("--verify every=2 --depth {depth} --denoise-steps 1");
+        let more = words(&more);
         run(&mut job(&folder, "nccl", &input, &more), None).succeeded();
         let recordings = Recording::read_all(&folder.file("rec"));
         let expect = Expect {

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use pp_fakes::Fakes;
 use pp_fakes::check::{Expect, Fresh, Recording, check};
-use pp_testing::{Folder, process::run};
+use pp_testing::{Folder, assert_has, process::run};
 use serde_json::{Value, json};
 
 use crate::common::{folder, meet_in, pp};
@@ -57,13 +57,12 @@ fn a_word_that_changed_on_its_way_is_counted() {
         for transport in ["host", "nccl"] {
             let mut command = words(&folder, transport);
             let fault = format!("changed-tensor@{rank}:chunk=70");
-            let ended = run(command.env("PP_FAULT", fault), None);
-            assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+            let ended = run(command.env("PP_FAULT", fault), None).ended(1, &[]);
             let report = report(&ended.stdout);
             assert_eq!(report["wrong_messages"], 1, "{}", ended.stderr);
             assert_eq!(report["wrong_words"], 1, "{}", ended.stderr);
             assert_eq!(report["wrong_digests"], digests, "{}", ended.stderr);
-            assert!(ended.stderr.contains("message 70 of "), "{}", ended.stderr);
+            assert_has(&ended.stderr, &["message 70 of "]);
         }
     }
 }
