@@ -15,6 +15,10 @@ use crate::args::Command;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
+/// A target that users name, and the crates that it stands for.
+const WHOLE: &str = "pp_transport";
+const PARTS: [&str; 3] = ["pp_meet", "pp_edges", "pp_gpu"];
+
 /// How each line begins: the time, and which process of the job this is.
 struct Head(String);
 
@@ -36,7 +40,7 @@ pub(crate) fn start(command: &Command, env: &Env) -> Result<(), Error> {
     let filter = text
         .to_str()
         .filter(|text| text.split(',').all(is_directive))
-        .and_then(|text| EnvFilter::try_new(text).ok());
+        .and_then(|text| EnvFilter::try_new(of_parts(text)).ok());
     let filter = filter.ok_or_else(|| {
         Error::Usage(format!(
             "PP_LOG is {text:?}; it takes {}, or TARGET=LEVEL (pp_transport=debug), or several of these with commas \
@@ -57,6 +61,15 @@ pub(crate) fn start(command: &Command, env: &Env) -> Result<(), Error> {
 fn is_directive(text: &str) -> bool {
     let level = text.rsplit_once('=').map_or(text, |(_, level)| level);
     LEVELS.contains(&level.to_ascii_lowercase().as_str())
+}
+
+/// The directives, and those of pp_transport for its parts, too.
+fn of_parts(text: &str) -> String {
+    let mut all: Vec<String> = text.split(',').map(str::to_owned).collect();
+    for directive in text.split(',').filter(|text| text.starts_with(WHOLE)) {
+        all.extend(PARTS.map(|part| directive.replacen(WHOLE, part, 1)));
+    }
+    all.join(",")
 }
 
 /// What the process is called in the log.

@@ -40,6 +40,7 @@ impl Blame {
 /// One record for each commitment point, as every rank logs it.
 pub(super) fn log_commitment(what: &'static str, header: &Header, peer: Rank) {
     tracing::debug!(
+        target: "pp_runtime::driver",
         call_id = header.call_id().get(),
         chunk_index = header.chunk_index().get(),
         cache_epoch = header.cache_epoch().get(),
