@@ -314,7 +314,6 @@ fn a_table_that_cannot_be_used_is_refused_with_the_reason() {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one table")]
 fn the_check_names_what_a_faulty_plugin_does() {
     let cases = rows(
         "

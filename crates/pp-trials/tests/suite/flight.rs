@@ -94,7 +94,7 @@ fn a_stage_that_does_not_come_back_is_named_with_its_chunk() {
     wait_for(&folder, 2);
     let told = told(&folder);
     let verdict = told["verdict"].as_str().unwrap();
-    assert_has(&verdict, &["at rank 1", "phase_b", "chunk 2"]);
+    assert_has(verdict, &["at rank 1", "phase_b", "chunk 2"]);
     assert_eq!(told["disagreement"], Value::Null);
     let because = told["ranks"][0]["written_because"].as_str().unwrap();
     assert!(because.contains("no progress"), "{because}");
@@ -196,7 +196,7 @@ fn a_call_of_nccl_that_does_not_come_back_is_found_in_the_recording() {
     wait_for(&folder, 2);
     let told = told(&folder);
     let verdict = told["verdict"].as_str().unwrap();
-    assert_has(&verdict, &["inside the call that receives"]);
+    assert_has(verdict, &["inside the call that receives"]);
 }
 
 #[test]

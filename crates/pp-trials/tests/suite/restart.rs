@@ -68,7 +68,7 @@ fn a_panic_is_named_by_the_rank_that_panicked() {
         command.env("PP_FAULT", format!("panic@{rank}:chunk=3"));
         let ended = run(&mut command, Some(clip())).ended(1, &[]);
         let last = ended.stderr.lines().last().unwrap_or_default();
-        assert_has(&last, &["pp: error", &format!("rank {rank}"), "panicked: "]);
+        assert_has(last, &["pp: error", &format!("rank {rank}"), "panicked: "]);
     }
 }
 

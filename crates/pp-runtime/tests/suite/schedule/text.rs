@@ -44,7 +44,6 @@ fn a_stage_runs_on_the_rank_of_its_row_also_behind_an_empty_one() {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one table")]
 fn a_file_that_is_refused_names_the_cell() {
     let long = format!("0F0\n{}", "x".repeat(1000));
     let cut = format!("row 2, column 1: `{}…` is no action", "x".repeat(40));

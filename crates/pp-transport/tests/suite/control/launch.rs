@@ -187,7 +187,6 @@ fn innermost_launcher_counts() {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one table")]
 fn half_set_and_impossible_variables_are_named() {
     let cases = rows("
         - | RANK=1 | RANK=1 is set but WORLD_SIZE is not; torchrun
