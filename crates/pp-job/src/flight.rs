@@ -91,6 +91,8 @@ struct Own {
     busy: AtomicBool,
     /// There is a file.
     written: AtomicBool,
+    /// The file has the words of a panic, which say more than the fault that follows.
+    panicked: AtomicBool,
 }
 
 impl Flight {
@@ -116,6 +118,7 @@ impl Flight {
             switch: Mutex::new(None),
             busy: AtomicBool::new(false),
             written: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
         });
         write_on_panic(Arc::downgrade(&own));
         Ok(Self(Some(own)))
@@ -140,6 +143,7 @@ impl Flight {
     pub(crate) fn write_for_fault(&self, fault: &Fault) {
         let at_ns = now_ns();
         if let Some(own) = self.begun()
+            && !own.panicked.load(Ordering::Acquire)
             && let Err(why) = own.write(Reason::Fault(fault.clone()))
         {
             // The line that tells the fault says it, in the supervisor if there is one.
@@ -203,7 +207,8 @@ fn write_on_panic(own: Weak<Own>) {
             let all = RECORDINGS.lock().unwrap_or_else(PoisonError::into_inner);
             let all: Vec<_> = all.iter().filter_map(Weak::upgrade).collect();
             for own in all.iter().filter(|own| own.recorder.begun() > 0) {
-                let _ = own.write(Reason::Panic(text.clone()));
+                let is_written = own.write(Reason::Panic(text.clone())).is_ok();
+                own.panicked.fetch_or(is_written, Ordering::AcqRel);
             }
             before(info);
         }));
