@@ -66,7 +66,7 @@ pub struct ErrorText {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Stage {
+pub struct PpStage {
     pub name: [u8; 48],
     pub kind: u32,
     pub flags: u32,
@@ -74,14 +74,14 @@ pub struct Stage {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Arg {
+pub struct PpArg {
     pub key: *const u8,
     pub value: *const u8,
 }
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Geometry {
+pub struct PpGeometry {
     pub struct_size: u32,
     pub width: u32,
     pub height: u32,
@@ -92,7 +92,7 @@ pub struct Geometry {
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct Description {
+pub struct PpDescription {
     pub struct_size: u32,
     pub spaces: u32,
     pub chroma_formats: u32,
@@ -102,12 +102,12 @@ pub struct Description {
     pub version: [u8; 32],
     pub stage_capacity: u32,
     pub stage_count: u32,
-    pub stages: *mut Stage,
+    pub stages: *mut PpStage,
 }
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct SessionConfig {
+pub struct PpSessionConfig {
     pub struct_size: u32,
     pub space: u32,
     pub width: u32,
@@ -126,12 +126,12 @@ pub struct SessionConfig {
     pub members: u32,
     pub arg_count: u32,
     pub reserved: u32,
-    pub args: *const Arg,
+    pub args: *const PpArg,
 }
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub struct PpPlan {
     pub struct_size: u32,
     pub height: u32,
     pub width: u32,
@@ -150,7 +150,7 @@ pub struct Plan {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tensor {
+pub struct PpTensor {
     pub name: [u8; 48],
     pub dtype: u32,
     pub ndim: u32,
@@ -161,17 +161,17 @@ pub struct Tensor {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Payload {
+pub struct PpPayload {
     pub struct_size: u32,
     pub tensor_count: u32,
-    pub tensors: *const Tensor,
+    pub tensors: *const PpTensor,
     pub data: *mut u8,
     pub bytes: u64,
 }
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Plane {
+pub struct PpPlane {
     pub data: *mut u8,
     pub stride: u64,
     pub width: u32,
@@ -180,13 +180,13 @@ pub struct Plane {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Frame {
-    pub planes: [Plane; 3],
+pub struct PpFrame {
+    pub planes: [PpPlane; 3],
 }
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct LayoutArgs {
+pub struct PpLayoutArgs {
     pub struct_size: u32,
     pub frames: u32,
     pub steps: u32,
@@ -195,13 +195,13 @@ pub struct LayoutArgs {
     pub capacity: u32,
     pub input_count: u32,
     pub output_count: u32,
-    pub inputs: *mut Tensor,
-    pub outputs: *mut Tensor,
+    pub inputs: *mut PpTensor,
+    pub outputs: *mut PpTensor,
 }
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Group {
+pub struct PpGroup {
     pub struct_size: u32,
     pub reserved: u32,
     pub context: *mut c_void,
@@ -223,16 +223,16 @@ pub type PartsFn =
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct RunArgs {
+pub struct PpRunArgs {
     pub struct_size: u32,
     pub lap: u32,
     pub frame_count: u32,
     pub observed_generator_calls: u32,
-    pub plan: *const Plan,
-    pub frames: *const Frame,
-    pub input: *const Payload,
-    pub output: *const Payload,
-    pub group: *const Group,
+    pub plan: *const PpPlan,
+    pub frames: *const PpFrame,
+    pub input: *const PpPayload,
+    pub output: *const PpPayload,
+    pub group: *const PpGroup,
 }
 
 /// A session as the host sees it: the plugin's own, behind a pointer.
@@ -242,10 +242,10 @@ pub struct OpaqueSession {
     _private: [u8; 0],
 }
 
-pub type DescribeFn = unsafe extern "C" fn(*mut Description, *mut ErrorText) -> u32;
+pub type DescribeFn = unsafe extern "C" fn(*mut PpDescription, *mut ErrorText) -> u32;
 pub type CreateFn = unsafe extern "C" fn(
-    *const SessionConfig,
-    *mut Geometry,
+    *const PpSessionConfig,
+    *mut PpGeometry,
     *mut *mut OpaqueSession,
     *mut ErrorText,
 ) -> u32;
@@ -272,8 +272,8 @@ pub struct Table {
     pub describe: Option<DescribeFn>,
     pub create: Option<CreateFn>,
     pub destroy: Option<DestroyFn>,
-    pub layout: Option<CallFn<LayoutArgs>>,
-    pub run: Option<CallFn<RunArgs>>,
+    pub layout: Option<CallFn<PpLayoutArgs>>,
+    pub run: Option<CallFn<PpRunArgs>>,
     pub self_test: Option<SelfTestFn>,
 }
 
@@ -294,23 +294,23 @@ pub const fn dtype_code(dtype: DType) -> u32 {
 
 const _: () = {
     assert!(size_of::<ErrorText>() == 32);
-    assert!(size_of::<Description>() == 136);
-    assert!(size_of::<Stage>() == 56);
-    assert!(size_of::<Arg>() == 16);
-    assert!(size_of::<Geometry>() == 24);
-    assert!(size_of::<SessionConfig>() == 88);
-    assert!(size_of::<Plan>() == 64);
-    assert!(size_of::<Tensor>() == 136);
-    assert!(size_of::<Payload>() == 32);
-    assert!(size_of::<Plane>() == 24);
-    assert!(size_of::<Frame>() == 72);
-    assert!(size_of::<LayoutArgs>() == 48);
-    assert!(size_of::<Group>() == 72);
-    assert!(size_of::<RunArgs>() == 56);
+    assert!(size_of::<PpDescription>() == 136);
+    assert!(size_of::<PpStage>() == 56);
+    assert!(size_of::<PpArg>() == 16);
+    assert!(size_of::<PpGeometry>() == 24);
+    assert!(size_of::<PpSessionConfig>() == 88);
+    assert!(size_of::<PpPlan>() == 64);
+    assert!(size_of::<PpTensor>() == 136);
+    assert!(size_of::<PpPayload>() == 32);
+    assert!(size_of::<PpPlane>() == 24);
+    assert!(size_of::<PpFrame>() == 72);
+    assert!(size_of::<PpLayoutArgs>() == 48);
+    assert!(size_of::<PpGroup>() == 72);
+    assert!(size_of::<PpRunArgs>() == 56);
     assert!(size_of::<TableHead>() == 16);
     assert!(size_of::<Table>() == 64);
-    assert!(offset_of!(Plan, current_start_frame) == 48);
-    assert!(offset_of!(Tensor, dims) == 56);
+    assert!(offset_of!(PpPlan, current_start_frame) == 48);
+    assert!(offset_of!(PpTensor, dims) == 56);
     assert!(offset_of!(Table, describe) == 16);
     assert!(TABLE_REQUIRED_BYTES == 56);
 };

@@ -183,13 +183,13 @@ impl SessionConfig {
     }
 
     /// For the stage of this number; the pairs of `args` live as long as the result is used.
-    pub(crate) fn to_abi(self, stage: u32, args: &[abi::Arg]) -> abi::SessionConfig {
+    pub(crate) fn to_abi(self, stage: u32, args: &[abi::PpArg]) -> abi::PpSessionConfig {
         let (space, device, stream) = match self.space {
             Space::Host => (abi::SPACE_HOST, 0, 0),
             Space::Cuda { context, stream } => (abi::SPACE_CUDA, context, stream),
         };
-        abi::SessionConfig {
-            struct_size: abi::size::<abi::SessionConfig>(),
+        abi::PpSessionConfig {
+            struct_size: abi::size::<abi::PpSessionConfig>(),
             space,
             width: self.width,
             height: self.height,
@@ -211,7 +211,7 @@ impl SessionConfig {
         }
     }
 
-    pub(crate) fn from_abi(raw: &abi::SessionConfig) -> Result<SessionConfig, Failure> {
+    pub(crate) fn from_abi(raw: &abi::PpSessionConfig) -> Result<SessionConfig, Failure> {
         let chroma = Chroma::from_code(raw.chroma)
             .ok_or_else(|| Failure::unsupported(format!("unknown chroma format {}", raw.chroma)))?;
         let space = match raw.space {

@@ -11,7 +11,7 @@ const _: () = {
     assert!(abi::TENSOR_ALIGN == pp_contract::TENSOR_ALIGN_BYTES);
 };
 
-const EMPTY: abi::Tensor = abi::Tensor {
+const EMPTY: abi::PpTensor = abi::PpTensor {
     name: [0; 48],
     dtype: 0,
     ndim: 0,
@@ -22,7 +22,7 @@ const EMPTY: abi::Tensor = abi::Tensor {
 
 /// The tensors of a manifest as they cross the border.
 pub(crate) struct RawTensors {
-    tensors: [abi::Tensor; MAX_TENSORS],
+    tensors: [abi::PpTensor; MAX_TENSORS],
     count: usize,
 }
 
@@ -56,18 +56,18 @@ impl RawTensors {
         Ok(raw)
     }
 
-    pub(crate) fn as_slice(&self) -> &[abi::Tensor] {
+    pub(crate) fn as_slice(&self) -> &[abi::PpTensor] {
         &self.tensors[..self.count]
     }
 
-    pub(crate) fn as_mut_ptr(&mut self) -> *mut abi::Tensor {
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut abi::PpTensor {
         self.tensors.as_mut_ptr()
     }
 
     /// These tensors at `data`; valid for as long as `self` stays where it is.
-    pub(crate) fn payload(&self, (data, bytes): (*mut u8, u64)) -> abi::Payload {
-        abi::Payload {
-            struct_size: abi::size::<abi::Payload>(),
+    pub(crate) fn payload(&self, (data, bytes): (*mut u8, u64)) -> abi::PpPayload {
+        abi::PpPayload {
+            struct_size: abi::size::<abi::PpPayload>(),
             tensor_count: self.count as u32,
             tensors: self.tensors.as_ptr(),
             data,
@@ -81,7 +81,7 @@ pub(crate) fn dtype(code: u32) -> Option<DType> {
     (DType::ALL.iter().copied()).find(|dtype| dtype_code(*dtype) == code)
 }
 
-fn spec(raw: &abi::Tensor) -> Result<TensorSpec, Failure> {
+fn spec(raw: &abi::PpTensor) -> Result<TensorSpec, Failure> {
     let name = read_text(&raw.name).unwrap_or_default();
     let dtype = dtype(raw.dtype).ok_or_else(|| {
         Failure::invalid(format!("tensor {name} has the unknown dtype {}", raw.dtype))
@@ -96,14 +96,14 @@ fn spec(raw: &abi::Tensor) -> Result<TensorSpec, Failure> {
 }
 
 /// Checks names, types and shapes; what stands for places is ignored.
-pub(crate) fn manifest(raw: &[abi::Tensor]) -> Result<Manifest, Failure> {
+pub(crate) fn manifest(raw: &[abi::PpTensor]) -> Result<Manifest, Failure> {
     let specs: Vec<TensorSpec> = raw.iter().map(spec).collect::<Result<_, _>>()?;
     Ok(Manifest::new(&specs)?)
 }
 
-pub(crate) fn raw_plan(plan: &VideoPlanParts) -> abi::Plan {
-    abi::Plan {
-        struct_size: abi::size::<abi::Plan>(),
+pub(crate) fn raw_plan(plan: &VideoPlanParts) -> abi::PpPlan {
+    abi::PpPlan {
+        struct_size: abi::size::<abi::PpPlan>(),
         height: plan.height,
         width: plan.width,
         num_denoise_steps: plan.num_denoise_steps,
@@ -120,7 +120,7 @@ pub(crate) fn raw_plan(plan: &VideoPlanParts) -> abi::Plan {
     }
 }
 
-pub(crate) fn plan(raw: &abi::Plan) -> Result<VideoPlanParts, Failure> {
+pub(crate) fn plan(raw: &abi::PpPlan) -> Result<VideoPlanParts, Failure> {
     let flag = |name: &str, value: u32| match value {
         0 => Ok(false),
         1 => Ok(true),

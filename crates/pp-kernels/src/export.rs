@@ -154,8 +154,8 @@ pub const fn table<K: Kernels>() -> Table {
         describe: Some(describe::<K>),
         create: Some(create::<K>),
         destroy: Some(destroy::<K>),
-        layout: Some(call::<K, abi::LayoutArgs>),
-        run: Some(call::<K, abi::RunArgs>),
+        layout: Some(call::<K, abi::PpLayoutArgs>),
+        run: Some(call::<K, abi::PpRunArgs>),
         self_test: Some(self_test::<K>),
     }
 }
@@ -179,7 +179,7 @@ pub(crate) unsafe fn held<'a, K: Kernels>(session: *mut OpaqueSession) -> &'a K:
 }
 
 unsafe extern "C" fn describe<K: Kernels>(
-    out: *mut abi::Description,
+    out: *mut abi::PpDescription,
     error: *mut abi::ErrorText,
 ) -> u32 {
     // SAFETY: the pointers are valid for the call by the rules of the ABI.
@@ -203,8 +203,8 @@ unsafe extern "C" fn describe<K: Kernels>(
 }
 
 unsafe extern "C" fn create<K: Kernels>(
-    config: *const abi::SessionConfig,
-    geometry: *mut abi::Geometry,
+    config: *const abi::PpSessionConfig,
+    geometry: *mut abi::PpGeometry,
     out: *mut *mut OpaqueSession,
     error: *mut abi::ErrorText,
 ) -> u32 {
@@ -237,7 +237,7 @@ unsafe extern "C" fn create<K: Kernels>(
 ///
 /// # Safety
 /// `raw` holds `arg_count` pairs, whose texts end with a NUL, and is valid for as long as the result lives.
-unsafe fn args(raw: &abi::SessionConfig) -> Result<Vec<(&str, &str)>, Failure> {
+unsafe fn args(raw: &abi::PpSessionConfig) -> Result<Vec<(&str, &str)>, Failure> {
     // SAFETY: the caller's duty.
     let text = |text: *const u8| unsafe { CStr::from_ptr(text.cast()) }.to_str();
     (0..raw.arg_count as usize)
@@ -287,7 +287,7 @@ unsafe extern "C" fn call<K: Kernels, A: Call>(
     }
 }
 
-impl Call for abi::LayoutArgs {
+impl Call for abi::PpLayoutArgs {
     unsafe fn run<S: Session>(&mut self, held: &mut Held<S>) -> Result<(), Failure> {
         let shape = ChunkShape {
             frames: self.frames,
@@ -295,7 +295,7 @@ impl Call for abi::LayoutArgs {
             context_frames: self.context_frames,
         };
         let layout = held.session.layout(shape, self.lap)?;
-        let write = |list: &Manifest, out: *mut abi::Tensor| {
+        let write = |list: &Manifest, out: *mut abi::PpTensor| {
             let count = list.len();
             if count > self.capacity as usize {
                 return Err(Failure::invalid(format!("no room for {count} tensors")));
@@ -311,7 +311,7 @@ impl Call for abi::LayoutArgs {
     }
 }
 
-impl Call for abi::RunArgs {
+impl Call for abi::PpRunArgs {
     unsafe fn run<S: Session>(&mut self, held: &mut Held<S>) -> Result<(), Failure> {
         let Held {
             session,
@@ -378,7 +378,7 @@ unsafe fn sized<'a, T>(raw: *const T) -> Result<&'a T, Failure> {
 
 /// # Safety
 /// `raw` is valid for the call.
-unsafe fn plan(raw: *const abi::Plan) -> Result<VideoPlanParts, Failure> {
+unsafe fn plan(raw: *const abi::PpPlan) -> Result<VideoPlanParts, Failure> {
     // SAFETY: the caller's duty.
     convert::plan(unsafe { sized(raw) }?)
 }
@@ -392,7 +392,7 @@ type Bytes = (*mut u8, usize);
 /// # Safety
 /// `raw` is valid for the call, with `tensor_count` tensors and `bytes` bytes behind its pointers.
 unsafe fn tensors(
-    raw: *const abi::Payload,
+    raw: *const abi::PpPayload,
     is_of_leader: bool,
 ) -> Result<(Manifest, Option<Bytes>), Failure> {
     // SAFETY: the caller's duty.
@@ -403,7 +403,7 @@ unsafe fn tensors(
             raw.tensor_count
         )));
     }
-    let tensors: &[abi::Tensor] = if raw.tensor_count == 0 {
+    let tensors: &[abi::PpTensor] = if raw.tensor_count == 0 {
         &[]
     } else {
         // SAFETY: the caller's duty; the count was bounded above.
@@ -443,7 +443,7 @@ unsafe fn tensors(
 /// # Safety
 /// As [`tensors`], and for as long as the result lives the bytes are used as `host` asks for.
 unsafe fn payload<H>(
-    raw: *const abi::Payload,
+    raw: *const abi::PpPayload,
     config: &SessionConfig,
     host: unsafe fn(*mut u8, usize) -> H,
 ) -> Result<TensorsIn<H>, Failure> {
@@ -488,7 +488,7 @@ unsafe fn unguarded<'a>(data: *mut u8, bytes: usize) -> HostMut<'a> {
 
 /// The length of a plane's memory, after its size was checked against the stage's; 0 for a plane that is not there.
 fn plane_bytes(
-    plane: &abi::Plane,
+    plane: &abi::PpPlane,
     index: usize,
     geometry: &FrameGeometry,
 ) -> Result<usize, Failure> {
@@ -512,7 +512,7 @@ fn plane_bytes(
 /// # Safety
 /// `raw` points to `count` frames, and for as long as the result lives their planes are used as `host` asks for.
 unsafe fn frames<D: Default + Deref<Target = [u8]>>(
-    raw: *const abi::Frame,
+    raw: *const abi::PpFrame,
     count: u32,
     geometry: &FrameGeometry,
     host: unsafe fn(*mut u8, usize) -> D,
@@ -558,7 +558,7 @@ mod tests {
         let config = SessionConfig::host(16, 16, crate::Chroma::Mono, 1);
         let mut geometry = FrameGeometry::of(&config).to_abi();
         let config = config.to_abi(0, &[]);
-        let short = abi::SessionConfig {
+        let short = abi::PpSessionConfig {
             struct_size: 84,
             ..config
         };

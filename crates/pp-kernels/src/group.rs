@@ -110,9 +110,9 @@ pub(crate) struct Lent<'a> {
 
 impl Lent<'_> {
     /// The table that lends them to the kernels; valid as long as `self` stays where it is.
-    pub(crate) fn table(&mut self) -> abi::Group {
-        abi::Group {
-            struct_size: abi::size::<abi::Group>(),
+    pub(crate) fn table(&mut self) -> abi::PpGroup {
+        abi::PpGroup {
+            struct_size: abi::size::<abi::PpGroup>(),
             reserved: 0,
             context: (&raw mut *self).cast(),
             broadcast: Some(broadcast),
@@ -240,13 +240,13 @@ forward! {
 
 /// The collectives of a table, on the side of the kernels.
 pub(crate) struct Borrowed<'a> {
-    table: &'a abi::Group,
+    table: &'a abi::PpGroup,
     members: u32,
 }
 
 impl<'a> Borrowed<'a> {
     /// The table has been checked to be as long as its type, and is of a group of so many members.
-    pub(crate) fn new(table: &'a abi::Group, members: u32) -> Self {
+    pub(crate) fn new(table: &'a abi::PpGroup, members: u32) -> Self {
         Borrowed { table, members }
     }
 

@@ -48,13 +48,13 @@ impl StageInfo {
         }
     }
 
-    pub(crate) const EMPTY: abi::Stage = abi::Stage {
+    pub(crate) const EMPTY: abi::PpStage = abi::PpStage {
         name: [0; 48],
         kind: 0,
         flags: 0,
     };
 
-    pub(crate) fn to_abi(&self) -> abi::Stage {
+    pub(crate) fn to_abi(&self) -> abi::PpStage {
         let flags = [
             (self.in_parts, abi::STAGE_PARTS),
             (self.in_group, abi::STAGE_GROUP),
@@ -68,7 +68,7 @@ impl StageInfo {
         raw
     }
 
-    fn from_abi(raw: &abi::Stage) -> Result<StageInfo, String> {
+    fn from_abi(raw: &abi::PpStage) -> Result<StageInfo, String> {
         let name =
             read_text(&raw.name).ok_or("a stage's name is not a text that ends with a NUL")?;
         let is_plain = |c: char| matches!(c, 'a'..='z' | '0'..='9' | '_' | '-');
@@ -102,7 +102,7 @@ impl StageInfo {
     }
 
     /// The stages of a set: a source, middle stages, a sink, each with a name of its own.
-    pub(crate) fn all_from_abi(raw: &[abi::Stage]) -> Result<Vec<StageInfo>, String> {
+    pub(crate) fn all_from_abi(raw: &[abi::PpStage]) -> Result<Vec<StageInfo>, String> {
         let stages: Vec<StageInfo> = raw.iter().map(Self::from_abi).collect::<Result<_, _>>()?;
         let last = stages.len().saturating_sub(1);
         if last == 0 {
@@ -154,7 +154,7 @@ pub struct Description {
 
 impl Description {
     /// Writes all but the stages.
-    pub(crate) fn to_abi(&self, out: &mut abi::Description) {
+    pub(crate) fn to_abi(&self, out: &mut abi::PpDescription) {
         out.spaces =
             u32::from(self.host) << abi::SPACE_HOST | u32::from(self.cuda) << abi::SPACE_CUDA;
         out.chroma_formats = self.chroma.iter().fold(0, |bits, c| bits | 1 << *c as u32);
@@ -165,8 +165,8 @@ impl Description {
     }
 
     pub(crate) fn from_abi(
-        raw: &abi::Description,
-        stages: &[abi::Stage],
+        raw: &abi::PpDescription,
+        stages: &[abi::PpStage],
     ) -> Result<Description, String> {
         let name = read_text(&raw.name).ok_or("its name is not a text that ends with a NUL")?;
         let version =
@@ -228,9 +228,9 @@ impl FrameGeometry {
         self.chroma.plane_size(index, self.width, self.height)
     }
 
-    pub(crate) fn to_abi(self) -> abi::Geometry {
-        abi::Geometry {
-            struct_size: abi::size::<abi::Geometry>(),
+    pub(crate) fn to_abi(self) -> abi::PpGeometry {
+        abi::PpGeometry {
+            struct_size: abi::size::<abi::PpGeometry>(),
             width: self.width,
             height: self.height,
             chroma: self.chroma as u32,
@@ -242,7 +242,7 @@ impl FrameGeometry {
     /// Most frames for one frame of the source.
     const MOST_FRAMES: u32 = 16;
 
-    pub(crate) fn from_abi(raw: &abi::Geometry) -> Result<FrameGeometry, String> {
+    pub(crate) fn from_abi(raw: &abi::PpGeometry) -> Result<FrameGeometry, String> {
         let chroma = Chroma::from_code(raw.chroma)
             .ok_or_else(|| format!("unknown chroma format {}", raw.chroma))?;
         let sides = 1..=SessionConfig::MAX_SIDE;
@@ -285,11 +285,11 @@ mod tests {
         };
         let read = StageInfo::all_from_abi(&[source, middle.to_abi(), sink]).unwrap();
         assert_eq!(read[1], middle);
-        let flagged = |mut stage: abi::Stage, flags| {
+        let flagged = |mut stage: abi::PpStage, flags| {
             stage.flags = flags;
             stage
         };
-        let cases: [(&[abi::Stage], &str); 9] = [
+        let cases: [(&[abi::PpStage], &str); 9] = [
             (&[], "it has 0 stages"),
             (&[source], "it has 1 stages"),
             (

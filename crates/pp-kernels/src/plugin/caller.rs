@@ -107,8 +107,8 @@ impl Caller {
     pub(super) fn describe(&self) -> Result<Description, KernelError> {
         let describe = self.entry("describe", self.table.describe)?;
         let mut stages = [StageInfo::EMPTY; abi::MAX_STAGES];
-        let mut raw = abi::Description {
-            struct_size: abi::size::<abi::Description>(),
+        let mut raw = abi::PpDescription {
+            struct_size: abi::size::<abi::PpDescription>(),
             spaces: 0,
             chroma_formats: 0,
             context_frames: 0,

@@ -53,7 +53,7 @@ pub struct RawSession {
     raw: *mut OpaqueSession,
     error: ErrorBuffer,
     /// Those of the call under way.
-    frames: Vec<abi::Frame>,
+    frames: Vec<abi::PpFrame>,
     panicked: Option<(String, String)>,
 }
 
@@ -115,8 +115,8 @@ impl RawSession {
             .map_err(|failure| bad_call("create", failure.message))?;
         check_share(stage, config)?;
         let texts = raw_args(args)?;
-        let pairs: Vec<abi::Arg> = (texts.iter())
-            .map(|(key, value)| abi::Arg {
+        let pairs: Vec<abi::PpArg> = (texts.iter())
+            .map(|(key, value)| abi::PpArg {
                 key: key.as_ptr().cast(),
                 value: value.as_ptr().cast(),
             })
@@ -201,8 +201,8 @@ impl RawSession {
         }
         let mut inputs = RawTensors::EMPTY;
         let mut outputs = RawTensors::EMPTY;
-        let mut args = abi::LayoutArgs {
-            struct_size: abi::size::<abi::LayoutArgs>(),
+        let mut args = abi::PpLayoutArgs {
+            struct_size: abi::size::<abi::PpLayoutArgs>(),
             frames: shape.frames,
             steps: shape.steps,
             context_frames: shape.context_frames,
@@ -263,7 +263,7 @@ impl RawSession {
         let tensors = self.raw_tensors(output.tensors())?;
         let output = tensors.payload(output.raw());
         let plan = raw_plan(plan);
-        let mut args = abi::RunArgs {
+        let mut args = abi::PpRunArgs {
             frame_count: self.frames.len() as u32,
             frames: self.frames.as_ptr(),
             output: &raw const output,
@@ -315,7 +315,7 @@ impl RawSession {
             members,
         });
         let table = lent.as_mut().map(Lent::table);
-        let mut args = abi::RunArgs {
+        let mut args = abi::PpRunArgs {
             lap,
             input: &raw const input,
             output: &raw const output,
@@ -353,7 +353,7 @@ impl RawSession {
         let tensors = self.raw_tensors(input.tensors())?;
         let input = tensors.payload(input.raw());
         let plan = raw_plan(plan);
-        let mut args = abi::RunArgs {
+        let mut args = abi::PpRunArgs {
             frame_count: self.frames.len() as u32,
             frames: self.frames.as_ptr(),
             input: &raw const input,
@@ -365,7 +365,7 @@ impl RawSession {
 
     /// # Safety
     /// As [`RawSession::call`].
-    unsafe fn call_run(&mut self, args: &mut abi::RunArgs) -> Result<(), KernelError> {
+    unsafe fn call_run(&mut self, args: &mut abi::PpRunArgs) -> Result<(), KernelError> {
         let name = self.stage.name.clone();
         // SAFETY: the session's own table; the rest is the caller's duty.
         unsafe { self.call(&name, self.caller.table.run, args) }
@@ -464,7 +464,7 @@ impl RawSession {
     /// Checks the frames of a call, and takes them up.
     fn take_frames(
         &mut self,
-        frames: impl ExactSizeIterator<Item = [abi::Plane; 3]>,
+        frames: impl ExactSizeIterator<Item = [abi::PpPlane; 3]>,
     ) -> Result<(), KernelError> {
         let (count, most) = (frames.len(), self.most_frames());
         if count == 0 || count > most {
@@ -472,7 +472,7 @@ impl RawSession {
         }
         self.frames.clear();
         self.frames
-            .extend(frames.map(|planes| abi::Frame { planes }));
+            .extend(frames.map(|planes| abi::PpFrame { planes }));
         for (number, frame) in self.frames.iter().enumerate() {
             for (index, plane) in frame.planes.iter().enumerate() {
                 let must = self.geometry.plane_size(index);
@@ -515,9 +515,9 @@ fn too_many(frames: usize, most: usize) -> String {
     format!("{frames} frames in a chunk, the session takes 1 to {most}")
 }
 
-fn run_args(plan: &abi::Plan) -> abi::RunArgs {
-    abi::RunArgs {
-        struct_size: abi::size::<abi::RunArgs>(),
+fn run_args(plan: &abi::PpPlan) -> abi::PpRunArgs {
+    abi::PpRunArgs {
+        struct_size: abi::size::<abi::PpRunArgs>(),
         lap: 0,
         frame_count: 0,
         observed_generator_calls: 0,
@@ -529,8 +529,8 @@ fn run_args(plan: &abi::Plan) -> abi::RunArgs {
     }
 }
 
-fn raw_plane<D: Deref<Target = [u8]>>(plane: &Plane<D>, data: *mut u8) -> abi::Plane {
-    abi::Plane {
+fn raw_plane<D: Deref<Target = [u8]>>(plane: &Plane<D>, data: *mut u8) -> abi::PpPlane {
+    abi::PpPlane {
         data: match plane.height() {
             0 => std::ptr::null_mut(),
             _ => data,

@@ -26,32 +26,32 @@ macro_rules! asserts {
 fn header_and_mirror_have_the_same_layout() {
     let mut c = asserts! {
         ErrorText "pp_error" { struct_size reserved text capacity length }
-        Stage "pp_stage" { name kind flags }
-        Arg "pp_arg" { key value }
-        Geometry "pp_geometry" { struct_size width height chroma frames_per_frame reserved }
-        Description "pp_description" {
+        PpStage "pp_stage" { name kind flags }
+        PpArg "pp_arg" { key value }
+        PpGeometry "pp_geometry" { struct_size width height chroma frames_per_frame reserved }
+        PpDescription "pp_description" {
             struct_size spaces chroma_formats context_frames digest name version stage_capacity stage_count stages
         }
-        SessionConfig "pp_session_config" {
+        PpSessionConfig "pp_session_config" {
             struct_size space width height chroma max_frames threads noise_sigma device stream stage part parts laps
             member members arg_count reserved args
         }
-        Plan "pp_plan" {
+        PpPlan "pp_plan" {
             struct_size height width num_denoise_steps expected_generator_calls do_kv_recompute init_cache
             reset_kv_cache reset_crossattn_cache kv_cache_attention_bias noise_scale reserved current_start_frame
             base_seed
         }
-        Tensor "pp_tensor" { name dtype ndim dims offset bytes }
-        Payload "pp_payload" { struct_size tensor_count tensors data bytes }
-        Plane "pp_plane" { data stride width height }
-        Frame "pp_frame" { planes }
-        LayoutArgs "pp_layout_args" {
+        PpTensor "pp_tensor" { name dtype ndim dims offset bytes }
+        PpPayload "pp_payload" { struct_size tensor_count tensors data bytes }
+        PpPlane "pp_plane" { data stride width height }
+        PpFrame "pp_frame" { planes }
+        PpLayoutArgs "pp_layout_args" {
             struct_size frames steps context_frames lap capacity input_count output_count inputs outputs
         }
-        Group "pp_group" {
+        PpGroup "pp_group" {
             struct_size reserved context broadcast scatter gather all_reduce_sum send receive barrier
         }
-        RunArgs "pp_run_args" {
+        PpRunArgs "pp_run_args" {
             struct_size lap frame_count observed_generator_calls plan frames input output group
         }
         Table "pp_kernels_table" { describe create destroy layout run self_test }

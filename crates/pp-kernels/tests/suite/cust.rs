@@ -244,8 +244,8 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
         std::mem::forget(library);
         &*entry()
     };
-    let config = abi::SessionConfig {
-        struct_size: abi::size::<abi::SessionConfig>(),
+    let config = abi::PpSessionConfig {
+        struct_size: abi::size::<abi::PpSessionConfig>(),
         space: abi::SPACE_CUDA,
         width: SIZE.0,
         height: SIZE.1,
@@ -265,8 +265,8 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
         reserved: 0,
         args: std::ptr::null(),
     };
-    let plan = abi::Plan {
-        struct_size: abi::size::<abi::Plan>(),
+    let plan = abi::PpPlan {
+        struct_size: abi::size::<abi::PpPlan>(),
         height: SIZE.1,
         width: SIZE.0,
         num_denoise_steps: 0,
@@ -284,7 +284,7 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
 
     let tokens = pp_kernels::denoise::geometry::Geometry::new(SIZE.0, SIZE.1, CHROMA).tokens as u64;
     let dims = [u64::from(FRAMES), tokens, 64, 0, 0, 0, 0, 0];
-    let mut tensor = abi::Tensor {
+    let mut tensor = abi::PpTensor {
         name: [0; 48],
         dtype: abi::dtype_code(DType::Bf16),
         ndim: 3,
@@ -293,8 +293,8 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
         bytes: 2 * dims[..3].iter().product::<u64>(),
     };
     tensor.name[..11].copy_from_slice(b"latents_out");
-    let payload = abi::Payload {
-        struct_size: abi::size::<abi::Payload>(),
+    let payload = abi::PpPayload {
+        struct_size: abi::size::<abi::PpPayload>(),
         tensor_count: 1,
         tensors: &raw const tensor,
         data: std::ptr::without_provenance_mut(device.memory(tensor.bytes as usize) as usize),
@@ -302,8 +302,8 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
     };
     let mut samples = frames(FRAMES);
     let frames: Vec<_> = samples.iter_mut().map(|frame| raw_frame(frame)).collect();
-    let mut decode = abi::RunArgs {
-        struct_size: abi::size::<abi::RunArgs>(),
+    let mut decode = abi::PpRunArgs {
+        struct_size: abi::size::<abi::PpRunArgs>(),
         lap: 0,
         frame_count: FRAMES,
         observed_generator_calls: 0,
@@ -313,8 +313,8 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
         output: std::ptr::null(),
         group: std::ptr::null(),
     };
-    let mut geometry = abi::Geometry {
-        struct_size: abi::size::<abi::Geometry>(),
+    let mut geometry = abi::PpGeometry {
+        struct_size: abi::size::<abi::PpGeometry>(),
         width: SIZE.0,
         height: SIZE.1,
         chroma: CHROMA as u32,
@@ -351,14 +351,14 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
 }
 
 /// The planes of a packed frame.
-fn raw_frame(frame: &mut [u8]) -> abi::Frame {
+fn raw_frame(frame: &mut [u8]) -> abi::PpFrame {
     let mut rest = frame;
-    abi::Frame {
+    abi::PpFrame {
         planes: std::array::from_fn(|index| {
             let (width, height) = CHROMA.plane_size(index, SIZE.0, SIZE.1);
             let (plane, after) = std::mem::take(&mut rest).split_at_mut((width * height) as usize);
             rest = after;
-            abi::Plane {
+            abi::PpPlane {
                 data: plane.as_mut_ptr(),
                 stride: width.into(),
                 width,

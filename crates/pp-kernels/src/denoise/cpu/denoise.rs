@@ -10,7 +10,7 @@ use half::bf16;
 use pp_contract::{DType, VideoPlanParts};
 
 use super::attention::{Attend, BAND, Sums, attend};
-use super::group::Team;
+use super::group::CpuTeam;
 use super::plane::{CELL, PlaneLayout};
 use super::tokens::Sample;
 use crate::denoise::geometry::{Geometry, PATCH, PlaneGeometry, TOKEN};
@@ -23,7 +23,7 @@ pub(crate) const MIN_H2: f32 = 1e-6;
 
 /// One frame as the attention loop reads it.
 #[derive(Debug)]
-struct Slot {
+struct FramePlanes {
     /// Index in the stream.
     frame: u64,
     planes: Vec<Vec<f32>>,
@@ -52,7 +52,7 @@ pub(super) struct Denoiser {
     /// The rows of cells of each plane that a pass computes.
     own: Vec<Range<usize>>,
     /// Context frames, the last of them at `CONTEXT_FRAMES - 1`, then the frames of the chunk.
-    slots: Vec<Slot>,
+    slots: Vec<FramePlanes>,
     /// How many of the context slots hold a frame.
     context: usize,
     /// The planes of the chunk's frames after the pass before, and after this one.
@@ -95,7 +95,7 @@ impl Denoiser {
                 .map(|l| vec![0.0; l.len()])
                 .collect::<Vec<_>>()
         };
-        let slot = || Slot {
+        let slot = || FramePlanes {
             frame: 0,
             planes: planes(),
         };
@@ -151,7 +151,7 @@ impl Denoiser {
         input: &[u8],
         guide: Option<&[u8]>,
         output: Output<'_>,
-        mut team: Option<Team<'_>>,
+        mut team: Option<CpuTeam<'_>>,
     ) -> Result<(), Failure> {
         let frames = input.len() / self.geometry.frame_bytes();
         let start = plan.current_start_frame;
@@ -194,7 +194,7 @@ impl Denoiser {
     }
 
     /// Sends the rows of what a pass has left that other members read, and gets those that this one reads.
-    fn exchange(&mut self, team: &mut Team<'_>, frames: usize) -> Result<(), Failure> {
+    fn exchange(&mut self, team: &mut CpuTeam<'_>, frames: usize) -> Result<(), Failure> {
         const DTYPE: DType = DType::F32;
         let cut = team.cut;
         let held = &cut.own().planes;

@@ -12,14 +12,14 @@ use crate::group::Collectives;
 use crate::payload::{Payload, PayloadMut};
 
 /// The other members, and how the rows are cut.
-pub(super) struct Team<'a> {
+pub(super) struct CpuTeam<'a> {
     pub(super) cut: &'a RowShares,
     group: &'a mut dyn Collectives,
 }
 
-impl<'a> Team<'a> {
+impl<'a> CpuTeam<'a> {
     pub(super) fn new(cut: &'a RowShares, group: &'a mut dyn Collectives) -> Self {
-        Team { cut, group }
+        CpuTeam { cut, group }
     }
 
     pub(super) fn send(&mut self, bytes: &[u8], to: usize) -> Result<(), Failure> {

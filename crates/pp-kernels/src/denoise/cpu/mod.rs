@@ -33,7 +33,7 @@ use crate::group::Collectives;
 use crate::payload::{Payload, PayloadMut};
 use crate::stage::{Description, StageInfo, StageKind};
 use denoise::{Denoiser, Output};
-use group::Team;
+use group::CpuTeam;
 
 /// The built-in kernels.
 #[derive(Debug)]
@@ -322,7 +322,7 @@ impl CpuSession {
         }
         let strengths = &self.strengths[share.first as usize..share.end as usize];
         let team = match (&self.cut, group) {
-            (Some(cut), Some(group)) => Some(Team::new(cut, group)),
+            (Some(cut), Some(group)) => Some(CpuTeam::new(cut, group)),
             _ => None,
         };
         denoiser.run(plan, strengths, latents_in, guide, output, team)?;

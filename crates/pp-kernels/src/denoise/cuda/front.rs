@@ -7,7 +7,7 @@ use pp_contract::{DType, VideoPlanParts};
 
 use super::frames::{DeviceFrames, download, upload};
 use super::gpu::Gpu;
-use super::kernels::{Denoiser, HISTOGRAM_BYTES};
+use super::kernels::{DenoiseKernels, HISTOGRAM_BYTES};
 use crate::config::SessionConfig;
 use crate::denoise::geometry::Geometry;
 use crate::denoise::settings::CONTEXT_FRAMES;
@@ -19,7 +19,7 @@ use crate::payload::{Payload, PayloadMut};
 /// The state of encode and decode of one stream.
 #[derive(Debug)]
 pub(super) struct Front<G: Gpu> {
-    pub(super) denoiser: Denoiser<G>,
+    pub(super) denoiser: DenoiseKernels<G>,
     geometry: Geometry,
     /// Frames of samples: the last ones of the chunks before (the newest in the last place), then those of a chunk.
     samples: G::Memory,
@@ -43,7 +43,7 @@ enum Noise {
 impl<G: Gpu> Front<G> {
     /// Allocates for the session's largest chunk; waits for the stream.
     pub(super) fn new(
-        denoiser: Denoiser<G>,
+        denoiser: DenoiseKernels<G>,
         config: &SessionConfig,
         geometry: &Geometry,
     ) -> Result<Front<G>, Failure> {

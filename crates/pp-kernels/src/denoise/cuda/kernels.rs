@@ -83,16 +83,16 @@ impl<F: Copy + Send + Sync + 'static> Functions<F> {
 
 /// The kernels, the stream that they are issued to, and the sizes of its frames.
 #[derive(Debug, Clone)]
-pub(super) struct Denoiser<G: Gpu> {
+pub(super) struct DenoiseKernels<G: Gpu> {
     functions: &'static Functions<G::Function>,
     pub(super) gpu: G,
     pub(super) sizes: Sizes,
 }
 
-impl<G: Gpu> Denoiser<G> {
+impl<G: Gpu> DenoiseKernels<G> {
     /// For a stream whose context is current.
-    pub(super) fn new(gpu: G, sizes: Sizes) -> Result<Denoiser<G>, Failure> {
-        Ok(Denoiser {
+    pub(super) fn new(gpu: G, sizes: Sizes) -> Result<DenoiseKernels<G>, Failure> {
+        Ok(DenoiseKernels {
             functions: Functions::of(&gpu)?,
             gpu,
             sizes,
@@ -123,7 +123,7 @@ impl<G: Gpu> Denoiser<G> {
     /// Tokens of `frames` frames to their samples.
     ///
     /// # Safety
-    /// As [`Denoiser::encode`].
+    /// As [`DenoiseKernels::encode`].
     pub(super) unsafe fn decode(
         &self,
         tokens: u64,
@@ -144,7 +144,7 @@ impl<G: Gpu> Denoiser<G> {
     /// Estimates the noise of one frame of samples into `sigma`. `histogram` is zero before and after.
     ///
     /// # Safety
-    /// As [`Denoiser::encode`]; `histogram` has [`HISTOGRAM_BYTES`], `sigma` [`SIGMA_BYTES`].
+    /// As [`DenoiseKernels::encode`]; `histogram` has [`HISTOGRAM_BYTES`], `sigma` [`SIGMA_BYTES`].
     pub(super) unsafe fn estimate(
         &self,
         samples: u64,
@@ -176,7 +176,7 @@ impl<G: Gpu> Denoiser<G> {
     /// Writes `conditioning_embeds` from `sigma`, and `denoising_step_list`.
     ///
     /// # Safety
-    /// As [`Denoiser::encode`]; `list` has `steps` elements.
+    /// As [`DenoiseKernels::encode`]; `list` has `steps` elements.
     pub(super) unsafe fn conditioning(
         &self,
         sigma: u64,
@@ -199,7 +199,7 @@ impl<G: Gpu> Denoiser<G> {
     /// Keeps the noise of `conditioning_embeds` in `sigma`.
     ///
     /// # Safety
-    /// As [`Denoiser::encode`].
+    /// As [`DenoiseKernels::encode`].
     pub(super) unsafe fn condition(&self, embeds: u64, sigma: u64) -> Result<(), Failure> {
         let planes = self.sizes.argument.planes;
         // SAFETY: as in `encode`.
@@ -216,7 +216,7 @@ impl<G: Gpu> Denoiser<G> {
     /// has left for the next one are guides.
     ///
     /// # Safety
-    /// As [`Denoiser::encode`].
+    /// As [`DenoiseKernels::encode`].
     pub(super) unsafe fn unfold(
         &self,
         tokens: Tokens,
@@ -247,7 +247,7 @@ impl<G: Gpu> Denoiser<G> {
     /// One pass of attention.
     ///
     /// # Safety
-    /// As [`Denoiser::encode`], for every address in `pass`, the values read from `sigma` and `step` included.
+    /// As [`DenoiseKernels::encode`], for every address in `pass`, the values read from `sigma` and `step` included.
     pub(super) unsafe fn attend(
         &self,
         is_first: bool,

@@ -31,7 +31,7 @@ use crate::group::Collectives;
 use crate::payload::{Payload, PayloadMut};
 use crate::stage::{Description, StageInfo, StageKind};
 use front::Front;
-use kernels::{Denoiser, Functions};
+use kernels::{DenoiseKernels, Functions};
 use phase_b::PhaseB;
 use sizes::Sizes;
 
@@ -47,31 +47,31 @@ pub struct PtxSession<G: Gpu> {
     config: SessionConfig,
     geometry: Geometry,
     results: G,
-    work: Work<G>,
+    work: StageState<G>,
 }
 
 /// What a stage keeps.
 #[derive(Debug)]
-enum Work<G: Gpu> {
+enum StageState<G: Gpu> {
     /// Encode or decode.
     Front(Front<G>),
     /// Phase B, one for each lap.
     PhaseB(Vec<PhaseB<G>>),
 }
 
-impl<G: Gpu> Work<G> {
+impl<G: Gpu> StageState<G> {
     fn front(&mut self) -> Result<&mut Front<G>, Failure> {
         match self {
-            Work::Front(front) => Ok(front),
-            Work::PhaseB(_) => Err(Failure::invalid("Phase B takes and gives no frames")),
+            StageState::Front(front) => Ok(front),
+            StageState::PhaseB(_) => Err(Failure::invalid("Phase B takes and gives no frames")),
         }
     }
 
     fn phase_b(&mut self, lap: u32) -> Result<&mut PhaseB<G>, Failure> {
         match self {
-            Work::PhaseB(laps) => (laps.get_mut(lap as usize))
+            StageState::PhaseB(laps) => (laps.get_mut(lap as usize))
                 .ok_or_else(|| Failure::invalid(format!("there is no lap {lap}"))),
-            Work::Front(_) => Err(Failure::invalid("encode and decode are no Phase B")),
+            StageState::Front(_) => Err(Failure::invalid("encode and decode are no Phase B")),
         }
     }
 }
@@ -131,10 +131,10 @@ impl<G: Gpu> PtxSession<G> {
         };
         let work = match kind {
             StageKind::Source | StageKind::Sink => {
-                let denoiser = Denoiser::new(gpu.clone(), Sizes::new(&geometry)?)?;
-                Work::Front(Front::new(denoiser, config, &geometry)?)
+                let denoiser = DenoiseKernels::new(gpu.clone(), Sizes::new(&geometry)?)?;
+                StageState::Front(Front::new(denoiser, config, &geometry)?)
             }
-            StageKind::Middle => Work::PhaseB(
+            StageKind::Middle => StageState::PhaseB(
                 (0..config.laps)
                     .map(|lap| PhaseB::new((&gpu, &results), config, lap, &geometry))
                     .collect::<Result<_, _>>()?,

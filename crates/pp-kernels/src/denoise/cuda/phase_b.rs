@@ -9,7 +9,7 @@
 use pp_contract::{DType, VideoPlanParts};
 
 use super::gpu::Gpu;
-use super::kernels::{Denoiser, SIGMA_BYTES, Tokens};
+use super::kernels::{DenoiseKernels, SIGMA_BYTES, Tokens};
 use super::sizes::{AttendArgument, Sizes};
 use super::team::Team;
 use crate::config::{ChunkShape, SessionConfig};
@@ -29,7 +29,7 @@ const FAR: i64 = 1_000_000;
 /// The state of Phase B of one stream.
 #[derive(Debug)]
 pub(super) struct PhaseB<G: Gpu> {
-    pub(super) denoiser: Denoiser<G>,
+    pub(super) denoiser: DenoiseKernels<G>,
     /// Of the frames, or of the rows that this member of a group holds.
     geometry: Geometry,
     config: SessionConfig,
@@ -106,7 +106,7 @@ impl<G: Gpu> PhaseB<G> {
         };
         let geometry = (team.as_ref()).map_or(geometry, |team| &team.cut.own().geometry);
         let gpu = (team.as_ref()).map_or(gpu, |team| &team.kernels);
-        let denoiser = Denoiser::new(gpu.clone(), Sizes::new(geometry)?)?;
+        let denoiser = DenoiseKernels::new(gpu.clone(), Sizes::new(geometry)?)?;
         let frames = config.max_frames as usize;
         let memory = |bytes| denoiser.gpu.memory(bytes);
         let sizes = denoiser.sizes;
