@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pp_contract::{Rank, WorldSize, with_source};
-use pp_runtime::progress::Limits;
+use pp_runtime::progress::StuckLimits;
 use pp_transport::flight::{DEFAULT_OPERATIONS, MAX_OPERATIONS};
 use pp_transport::launch::{Launch, LaunchError, LocalJob};
 
@@ -35,7 +35,7 @@ pub struct Config {
     /// The time between heartbeats; `None` for none.
     pub heartbeat: Option<Duration>,
     /// How long one operation of a driver may last; `None` for no limit.
-    pub limits: Option<Limits>,
+    pub limits: Option<StuckLimits>,
     /// How long the ranks wait for each other.
     pub meet_within: Duration,
     /// How long rank 0 waits for a rank that is started again.
@@ -91,7 +91,7 @@ impl Config {
         let longest = if is_watched { LONGEST_MS } else { WAIT_MS };
         Ok(Self {
             heartbeat,
-            limits: stage.map(|stage| Limits {
+            limits: stage.map(|stage| StuckLimits {
                 stage,
                 transport: stage.min(crate::times::ISSUED_WITHIN),
             }),

@@ -50,7 +50,7 @@ impl Doing {
 
 /// How long an operation may last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct StuckLimits {
     /// A call of the transport: it issues work and returns.
     pub transport: Duration,
     /// A call of a stage, which on a processor does the work, and the wait for this rank's device. The
@@ -62,7 +62,7 @@ pub struct Limits {
 /// so first.
 const PEER_FIRST: u32 = 2;
 
-impl Limits {
+impl StuckLimits {
     /// How long a member of a group may wait for another: that one says first that it is stuck, and a rank that waits for
     /// the chunk of both speaks last.
     fn of_member(self) -> Duration {
@@ -133,7 +133,7 @@ impl Stalled {
         self,
         wait: Option<(String, Rank)>,
         own: Rank,
-        limits: Limits,
+        limits: StuckLimits,
     ) -> Option<Self> {
         let Some((call, member)) = wait.filter(|_| self.peer.is_none()) else {
             return Some(self);
@@ -282,7 +282,7 @@ impl Stall {
     pub(crate) fn look(
         &mut self,
         progress: &DriverState,
-        limits: Limits,
+        limits: StuckLimits,
         now: Instant,
     ) -> Option<Stalled> {
         let operation = progress.operation.load(Ordering::Relaxed);
@@ -358,7 +358,7 @@ impl Stall {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: StuckLimits = StuckLimits {
         transport: Duration::from_secs(10),
         stage: Duration::from_secs(100),
     };

@@ -41,8 +41,8 @@ use pp_transport::control::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use self::core::{Action, Core, Event, misbehaved};
-use crate::progress::{Limits, Stall, Stalled};
+use self::core::{Core, Effect, Event, misbehaved};
+use crate::progress::{Stall, Stalled, StuckLimits};
 use crate::switch::{Alarm, Switch};
 
 /// Messages taken in from one peer before the others, and the clock, get their turn.
@@ -58,7 +58,7 @@ pub struct WatchOptions {
     pub grace: Duration,
     /// Time that one operation of the driver may take; `None` lets it take for ever. Looked at
     /// several times within it, heartbeats or none.
-    pub limits: Option<Limits>,
+    pub limits: Option<StuckLimits>,
     /// Called on the watch thread when neither the caller nor the driver reacted within the grace; must end the process,
     /// and wait neither for standard error nor for a disk.
     pub on_stuck: OnStuck,
@@ -91,8 +91,8 @@ struct Shared {
 struct State {
     core: Core<Item>,
     /// What the thread has still to do.
-    todo: Vec<Action<Item>>,
-    limits: Option<Limits>,
+    todo: Vec<Effect<Item>>,
+    limits: Option<StuckLimits>,
     /// The driver beside which the thread goes on.
     next: Option<Running>,
 }
@@ -106,8 +106,8 @@ impl Shared {
     /// Says what happened here; the thread does what follows.
     fn tell(&self, event: Event<'_, Item>) {
         let mut state = self.lock();
-        let actions = state.core.handle(event, Instant::now());
-        state.todo.extend(actions);
+        let effects = state.core.handle(event, Instant::now());
+        state.todo.extend(effects);
         drop(state);
         self.alarm.sound();
     }
@@ -310,7 +310,7 @@ impl SetUp {
         let handle = self.handle;
         let mut state = handle.shared.lock();
         let limits = state.limits;
-        let drain = state.core.hand_over(limits.map(Limits::look_every))?;
+        let drain = state.core.hand_over(limits.map(StuckLimits::look_every))?;
         state.next = Some(Running {
             switch: switch.clone(),
             stall: Stall::new(Instant::now()),
@@ -416,7 +416,7 @@ impl Aside {
 struct Running {
     switch: Switch,
     stall: Stall,
-    limits: Option<Limits>,
+    limits: Option<StuckLimits>,
     on_frame: Option<OnFrame>,
     on_stuck: Option<OnStuck>,
 }
@@ -494,11 +494,11 @@ impl Watcher {
     fn handle(&mut self, event: Event<'_, Item>) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            let (actions, next) = {
+            let (effects, next) = {
                 let mut state = self.shared.lock();
-                let mut actions = std::mem::take(&mut state.todo);
-                actions.extend(state.core.handle(event, Instant::now()));
-                (actions, state.next.take())
+                let mut effects = std::mem::take(&mut state.todo);
+                effects.extend(state.core.handle(event, Instant::now()));
+                (effects, state.next.take())
             };
             if let Some(mut running) = next {
                 // Seen in a list of threads.
@@ -506,38 +506,38 @@ impl Watcher {
                 self.on_stuck = running.on_stuck.take().or(self.on_stuck.take());
                 self.running = Some(running);
             }
-            events.extend(actions.into_iter().filter_map(|action| self.act(action)));
+            events.extend(effects.into_iter().filter_map(|effect| self.act(effect)));
         }
     }
 
     /// Does this; gives what happened by that.
-    fn act(&mut self, action: Action<Item>) -> Option<Event<'static, Item>> {
-        match action {
-            Action::Send(at, message, by) => {
+    fn act(&mut self, effect: Effect<Item>) -> Option<Event<'static, Item>> {
+        match effect {
+            Effect::Send(at, message, by) => {
                 let sent = self.senders[at].send(&message, by);
                 return sent.err().map(|_| Event::Unsent(at, message));
             }
-            Action::Wake => self.shared.changed.notify_all(),
-            Action::Record(fault) => self.aside.begin(fault),
-            Action::End(fault) => {
+            Effect::Wake => self.shared.changed.notify_all(),
+            Effect::Record(fault) => self.aside.begin(fault),
+            Effect::End(fault) => {
                 if let Some(end) = self.on_stuck.take() {
                     end(&fault);
                 }
             }
-            Action::Deliver(at, item) => {
+            Effect::Deliver(at, item) => {
                 let rank = self.senders[at].peer();
                 return self.running.as_mut()?.deliver(at, rank, item);
             }
-            Action::RequestDrain(signal) => self.running.as_ref()?.switch.request_drain(signal),
-            Action::PeerLeft(rank) => self.running.as_ref()?.switch.set_left(rank),
-            Action::Cut(epoch) => self.running.as_ref()?.switch.hear_cut(epoch),
-            Action::Served => self.running.as_ref()?.switch.hear_served(),
-            Action::LosePeer(fault) => {
+            Effect::RequestDrain(signal) => self.running.as_ref()?.switch.request_drain(signal),
+            Effect::PeerLeft(rank) => self.running.as_ref()?.switch.set_left(rank),
+            Effect::Cut(epoch) => self.running.as_ref()?.switch.hear_cut(epoch),
+            Effect::Served => self.running.as_ref()?.switch.hear_served(),
+            Effect::LosePeer(fault) => {
                 let switch = &self.running.as_ref()?.switch;
                 switch.lose_peer(fault);
                 return switch.fault().cloned().map(Event::Raised);
             }
-            Action::Look { was_away } => self.running.as_mut()?.look(was_away),
+            Effect::Look { was_away } => self.running.as_mut()?.look(was_away),
         }
         None
     }

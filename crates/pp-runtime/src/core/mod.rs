@@ -9,8 +9,8 @@
 //! Choices: an action is carried out to its end before the next `poll`, so "doing" needs no
 //! state of its own. Time is no input: nothing here depends on how long anything takes.
 
-mod action;
 mod closing;
+mod decision;
 mod ending;
 mod layout;
 mod ledger;
@@ -20,7 +20,7 @@ mod rank;
 mod sends;
 mod state;
 
-pub use action::{Action, StageFacts, Ticket, TooMany};
+pub use decision::{Decision, StageFacts, Ticket, TooMany};
 pub use ending::{EndEvent, Ending};
 pub use layout::{LAP, LocalStage, Membership, ONWARD, Wire, stages_of, way_out};
 pub use ledger::{Counts, Cut, CutShort, Unexpected};

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use pp_contract::{CacheEpoch, ChunkIndex};
 
-use super::action::Ticket;
+use super::decision::Ticket;
 use super::layout::LocalStage;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -15,7 +15,7 @@ const KEPT: usize = 16_384;
 
 /// One chunk.
 #[derive(Debug, Serialize)]
-struct Entry {
+struct ChunkEntry {
     chunk: u64,
     #[serde(serialize_with = "named")]
     source: (Manifest, Digests),
@@ -26,7 +26,7 @@ struct Entry {
 
 /// A stage, and what digests cost it.
 #[derive(Debug)]
-struct Cost {
+struct DigestCost {
     stage: String,
     rank: u32,
     us: u64,
@@ -36,8 +36,8 @@ struct Cost {
 #[derive(Debug)]
 pub struct Log {
     every: Verify,
-    stages: Vec<Cost>,
-    entries: VecDeque<Entry>,
+    stages: Vec<DigestCost>,
+    entries: VecDeque<ChunkEntry>,
     count: u64,
     all_results: Digest,
 }
@@ -45,7 +45,7 @@ pub struct Log {
 impl Log {
     /// The log of a run in which these chunks are verified.
     pub fn new(every: Verify, pipeline: &Pipeline) -> Self {
-        let stages = pipeline.stages().iter().map(|stage| Cost {
+        let stages = pipeline.stages().iter().map(|stage| DigestCost {
             stage: label(stage),
             rank: stage.leader().get(),
             us: 0,
@@ -93,7 +93,7 @@ impl Log {
         if self.entries.len() == KEPT {
             self.entries.pop_front();
         }
-        self.entries.push_back(Entry {
+        self.entries.push_back(ChunkEntry {
             chunk: sealed.chunk.get(),
             source: (sealed.tensors, found.computed),
             seals: between.iter().map(|seal| seal.digest).collect(),
@@ -104,7 +104,7 @@ impl Log {
     /// What the report says of it; `None` where nothing is verified.
     pub fn verified(&self) -> Option<Verified<'_>> {
         let mean = |us: u64| us as f64 / 1000.0 / self.count.max(1) as f64;
-        let line = |cost: &Cost| Line {
+        let line = |cost: &DigestCost| Line {
             stage: cost.stage.clone(),
             rank: cost.rank,
             ms: mean(cost.us),
@@ -137,7 +137,7 @@ pub struct Verified<'a> {
     stages: Vec<Line>,
     /// Digest of what the sink got in all verified chunks, in their order.
     all_results: String,
-    chunks: &'a VecDeque<Entry>,
+    chunks: &'a VecDeque<ChunkEntry>,
 }
 
 impl fmt::Display for Verified<'_> {

@@ -7,7 +7,7 @@ use super::blame::Blame;
 use super::idle::IdleWait;
 use super::rank::RankRun;
 use super::session::Session;
-use crate::core::{Action, EndEvent, Ending, StageFacts};
+use crate::core::{Decision, EndEvent, Ending, StageFacts};
 use crate::progress::{Awaited, Doing};
 use crate::stage::{Place, Source};
 use crate::switch::Switch;
@@ -119,25 +119,25 @@ where
             if !left.is_empty() && self.switch.is_served() {
                 self.go_alone();
             }
-            let action = self.run.core.poll(&facts);
-            if finished || action != Action::Wait {
+            let decision = self.run.core.poll(&facts);
+            if finished || decision != Decision::Wait {
                 idle.over();
                 self.switch.progress().awaits(Awaited::Nothing);
             }
-            match action {
-                Action::Stop => {
+            match decision {
+                Decision::Stop => {
                     let fault = self.switch.fault();
                     return Err(fault.expect("a fault stops the core").clone());
                 }
-                Action::Finish => {
+                Decision::Finish => {
                     if self.is_alone() {
                         self.run.leave_alone();
                     }
                     return Ok(());
                 }
-                Action::Wait if finished => {}
-                Action::Wait if self.is_unanswered() => self.go_alone(),
-                Action::Wait => {
+                Decision::Wait if finished => {}
+                Decision::Wait if self.is_unanswered() => self.go_alone(),
+                Decision::Wait => {
                     if let Some(peer) = left.iter().find(|peer| self.is_missed(**peer)) {
                         return Err(self.blame.on(*peer).left_early());
                     }
@@ -145,7 +145,7 @@ where
                     self.switch.progress().awaits(self.awaited(is_working));
                     self.run.waited_ns += idle.take(is_working, self.is_in_flight());
                 }
-                action => self.act(action)?,
+                decision => self.act(decision)?,
             }
         }
     }
@@ -171,9 +171,9 @@ where
     }
 
     /// Does what the core wants next.
-    fn act(&mut self, action: Action) -> Result<(), Fault> {
-        let done = match action {
-            Action::Build {
+    fn act(&mut self, decision: Decision) -> Result<(), Fault> {
+        let done = match decision {
+            Decision::Build {
                 chunk,
                 epoch,
                 starts_epoch,
@@ -187,14 +187,14 @@ where
                     rebuilds,
                 });
             }
-            Action::RunOverlapped { stages } => return self.work_overlapped(stages),
-            Action::Later { stage, chunk } => return self.do_later(stage, chunk),
-            Action::PassOn { stage, input } => return self.pass_on(stage, input),
-            Action::Drop { stage, input } => return self.release(stage, input),
-            Action::SendAgain { rebuilds } => self.send_again(rebuilds),
-            Action::Run { stage, input } => self.work(stage, input),
-            Action::Close { stage } => self.close(stage),
-            Action::Wait | Action::Finish | Action::Stop => unreachable!("the loop does it"),
+            Decision::RunOverlapped { stages } => return self.work_overlapped(stages),
+            Decision::Later { stage, chunk } => return self.do_later(stage, chunk),
+            Decision::PassOn { stage, input } => return self.pass_on(stage, input),
+            Decision::Drop { stage, input } => return self.release(stage, input),
+            Decision::SendAgain { rebuilds } => self.send_again(rebuilds),
+            Decision::Run { stage, input } => self.work(stage, input),
+            Decision::Close { stage } => self.close(stage),
+            Decision::Wait | Decision::Finish | Decision::Stop => unreachable!("the loop does it"),
         };
         self.unless_served(done)
     }

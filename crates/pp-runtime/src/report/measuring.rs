@@ -37,14 +37,14 @@ impl Measures {
     pub fn of(recorder: &Recorder, warm_up: u64, restarts: &[Restart]) -> Self {
         let (totals, pipeline) = (recorder.totals(), recorder.pipeline());
         let forgotten = totals.chunks - recorder.len() as u64;
-        let measured: Vec<Pair<'_>> = recorder
+        let measured: Vec<ChunkPair<'_>> = recorder
             .records()
             .zip(recorder.records().skip(1))
             .zip(forgotten + 1..)
             .filter(|((before, now), ordinal)| {
                 *ordinal >= warm_up && !before.dropped && !now.dropped
             })
-            .map(|((before, now), _)| Pair { before, now })
+            .map(|((before, now), _)| ChunkPair { before, now })
             .collect();
         let warm = || {
             let numbered = recorder.records().zip(forgotten..);
@@ -53,7 +53,7 @@ impl Measures {
         let latency = Sorted::new(warm().filter_map(ChunkRecord::latency_ns));
         let added_latency = Sorted::new(warm().filter_map(ChunkRecord::added_latency_ns));
 
-        let period = Sorted::new(measured.iter().map(Pair::period_ns));
+        let period = Sorted::new(measured.iter().map(ChunkPair::period_ns));
         let wall_ns = totals
             .last_accepted_ns
             .saturating_sub(totals.first_build_ns);
@@ -99,7 +99,7 @@ impl Measures {
         m
     }
 
-    fn add_ratios(&mut self, measured: &[Pair<'_>], pipeline: &Pipeline) {
+    fn add_ratios(&mut self, measured: &[ChunkPair<'_>], pipeline: &Pipeline) {
         let of = |value: Option<f64>| value.unwrap_or(0.0);
         let works = || self.ranks.iter().map(|rank| of(rank.work_ms));
         let longest = works().fold(0.0, f64::max);
@@ -117,7 +117,7 @@ impl Measures {
 }
 
 fn stages(
-    measured: &[Pair<'_>],
+    measured: &[ChunkPair<'_>],
     pipeline: &Pipeline,
     period_ns: Option<f64>,
 ) -> Vec<StageMeasures> {
@@ -142,7 +142,7 @@ fn stages(
     measures.collect()
 }
 
-fn ranks(measured: &[Pair<'_>], pipeline: &Pipeline) -> Vec<RankMeasures> {
+fn ranks(measured: &[ChunkPair<'_>], pipeline: &Pipeline) -> Vec<RankMeasures> {
     let measures = leaders(pipeline).into_iter().map(|rank| {
         let works = measured.iter().map(|p| p.now.rank_work_ns(pipeline, rank));
         RankMeasures::of(rank, works)
@@ -151,7 +151,7 @@ fn ranks(measured: &[Pair<'_>], pipeline: &Pipeline) -> Vec<RankMeasures> {
 }
 
 /// The ranks of the group that runs stage `at`.
-fn members(measured: &[Pair<'_>], at: usize, stage: &StageSpec) -> Vec<RankMeasures> {
+fn members(measured: &[ChunkPair<'_>], at: usize, stage: &StageSpec) -> Vec<RankMeasures> {
     let ranks = stage.ranks.iter().filter(|_| stage.is_group());
     let measures = ranks.enumerate().map(|(place, rank)| {
         let records = measured.iter().filter_map(|p| p.now.members(at).get(place));
@@ -174,7 +174,7 @@ impl RankMeasures {
 }
 
 /// Whether a rank was lost, or not yet there again, between the first of these chunks and the last.
-fn spans(measured: &[Pair<'_>], restart: &Restart) -> bool {
+fn spans(measured: &[ChunkPair<'_>], restart: &Restart) -> bool {
     let (Some(first), Some(last)) = (measured.first(), measured.last()) else {
         return false;
     };
@@ -185,12 +185,12 @@ fn spans(measured: &[Pair<'_>], restart: &Restart) -> bool {
 }
 
 /// A measured chunk and the one accepted before it.
-struct Pair<'a> {
+struct ChunkPair<'a> {
     before: &'a ChunkRecord,
     now: &'a ChunkRecord,
 }
 
-impl Pair<'_> {
+impl ChunkPair<'_> {
     fn period_ns(&self) -> u64 {
         self.now.accepted_ns.saturating_sub(self.before.accepted_ns)
     }
@@ -198,7 +198,7 @@ impl Pair<'_> {
 
 /// The median time that was hidden, and the median share of what could be. Of chunks where only one rank took time there
 /// is no share.
-fn hidden(measured: &[Pair<'_>], pipeline: &Pipeline) -> (Option<f64>, Option<f64>) {
+fn hidden(measured: &[ChunkPair<'_>], pipeline: &Pipeline) -> (Option<f64>, Option<f64>) {
     let leaders = leaders(pipeline);
     let mut scores = Vec::new();
     let hidden = measured.iter().map(|p| {

@@ -115,7 +115,7 @@ pub(super) fn spans(
     slots: Option<u32>,
 ) -> Result<Vec<Vec<Span>>, Flaw> {
     let steps = &graph.schedule.ranks;
-    let mut clock = Clock {
+    let mut clock = WalkClock {
         graph,
         costs,
         slots,
@@ -133,7 +133,7 @@ pub(super) fn spans(
 }
 
 /// Tells the steps of a walk their times.
-struct Clock<'a, C> {
+struct WalkClock<'a, C> {
     graph: &'a Graph<'a>,
     costs: &'a C,
     slots: Option<u32>,
@@ -142,7 +142,7 @@ struct Clock<'a, C> {
     reached: Vec<Vec<u64>>,
 }
 
-impl<C: Cost> Clock<'_, C> {
+impl<C: Cost> WalkClock<'_, C> {
     fn end(&self, rank: u32, node: u32) -> u64 {
         let at = node - self.graph.first(rank);
         self.spans[rank as usize][at as usize].end
@@ -165,7 +165,7 @@ impl<C: Cost> Clock<'_, C> {
     }
 }
 
-impl<C: Cost> Visit for Clock<'_, C> {
+impl<C: Cost> Visit for WalkClock<'_, C> {
     fn begin(&mut self, rank: u32, node: u32) -> Result<(), Flaw> {
         let mut start = match self.slots {
             Some(0) => self.reached(rank, node),

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::flaw::Place;
+use super::flaw::StepPlace;
 use super::graph::{Graph, Message};
 
 /// The first two messages from one rank to another that are received in another order than they are sent. They are of
@@ -14,9 +14,9 @@ use super::graph::{Graph, Message};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crossing {
     /// Two sends in their order.
-    pub sends: [Place; 2],
+    pub sends: [StepPlace; 2],
     /// The receives of the same messages in their order, which is the other one.
-    pub receives: [Place; 2],
+    pub receives: [StepPlace; 2],
 }
 
 impl fmt::Display for Crossing {

@@ -15,7 +15,7 @@ const SHOWN: usize = 16;
 
 /// Where a step stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct StepPlace {
     /// The rank: the row of the file, counted from 0 as ranks are.
     pub rank: u32,
     /// Which of the row's steps, counted from 1. Empty cells do not count.
@@ -24,7 +24,7 @@ pub struct Place {
     pub step: Step,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for StepPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, number, step } = self;
         write!(f, "{step} (rank {rank}, action {number})")
@@ -46,11 +46,11 @@ pub enum Why {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// The step at which its rank stands.
-    pub blocked: Place,
+    pub blocked: StepPlace,
     /// Why.
     pub why: Why,
     /// What it waits for. It is the next link's step, or comes after that on the same rank.
-    pub awaited: Place,
+    pub awaited: StepPlace,
 }
 
 /// A deadlock: each step waits for the next, and the last for the first.
@@ -103,16 +103,16 @@ impl fmt::Display for Cycle {
 pub enum Flaw {
     /// An action of a stage, a microbatch or a rank that the schedule does not have.
     #[error("{0} names a stage of another rank, or a microbatch that the schedule does not have")]
-    Outside(Place),
+    Outside(StepPlace),
     /// An action stands twice.
     #[error("{first} and {second} both do {action}; remove one")]
     Twice {
         /// What both do.
         action: Action,
         /// The first.
-        first: Place,
+        first: StepPlace,
         /// The second.
-        second: Place,
+        second: StepPlace,
     },
     /// A `B` beside an `I` or a `W`.
     #[error(
@@ -120,15 +120,15 @@ pub enum Flaw {
     )]
     TwoBackwards {
         /// The first.
-        first: Place,
+        first: StepPlace,
         /// The second.
-        second: Place,
+        second: StepPlace,
     },
     /// An action is not there that another one needs.
     #[error("{by} needs {}, and rank {rank} does not have it", or_both(.needed))]
     Missing {
         /// What needs it.
-        by: Place,
+        by: StepPlace,
         /// What is missing.
         needed: Action,
         /// The rank that should have it.
@@ -146,14 +146,14 @@ pub enum Flaw {
     },
     /// A send or a receive where no other rank is at the other end.
     #[error("{0} has no other rank at its other end; remove it")]
-    NoEdge(Place),
+    NoEdge(StepPlace),
     /// A step comes before one of its rank that it needs.
     #[error("{early} needs {needed}, which comes later on this rank")]
     TooEarly {
         /// What comes too early.
-        early: Place,
+        early: StepPlace,
         /// What it needs.
-        needed: Place,
+        needed: StepPlace,
     },
     /// Messages of one edge are received in another order than they are sent in.
     #[error(
@@ -162,9 +162,9 @@ pub enum Flaw {
     )]
     Swapped {
         /// Two sends in their order.
-        sends: Box<[Place; 2]>,
+        sends: Box<[StepPlace; 2]>,
         /// Their receives in their order, which is the other one.
-        receives: Box<[Place; 2]>,
+        receives: Box<[StepPlace; 2]>,
     },
     /// A rank begins a reduction while another one is pending.
     #[error(
@@ -172,16 +172,16 @@ pub enum Flaw {
     )]
     TwoReductions {
         /// The reduction that is pending.
-        first: Place,
+        first: StepPlace,
         /// The next one.
-        second: Place,
+        second: StepPlace,
     },
     /// A deadlock.
     #[error("{0}")]
     Deadlock(Cycle),
     /// A simulated time is past what 64 bits hold.
     #[error("{0} ends later than 64 bits can count; give the costs in a larger unit")]
-    TooLong(Place),
+    TooLong(StepPlace),
     /// There are more steps than a 32-bit number counts.
     #[error(
         "{steps} actions are too many; at most {MOST_STEPS} are checked; give fewer microbatches or ranks"

@@ -9,7 +9,7 @@
 
 mod rules;
 
-use super::flaw::{Flaw, MOST_STEPS, Place, Why};
+use super::flaw::{Flaw, MOST_STEPS, StepPlace, Why};
 use super::{Action, Op, Schedule, Step, Way};
 
 /// No node.
@@ -39,7 +39,7 @@ pub(super) struct Wait {
 }
 
 /// What lies next to a stage, one way.
-enum Next {
+enum Neighbour {
     End,
     Here(u32),
     There(u32),
@@ -143,9 +143,9 @@ impl<'a> Graph<'a> {
         self.schedule.ranks[rank as usize][(node - self.first(rank)) as usize]
     }
 
-    pub(super) fn place(&self, node: u32) -> Place {
+    pub(super) fn place(&self, node: u32) -> StepPlace {
         let rank = self.first.partition_point(|first| *first <= node) as u32 - 1;
-        Place {
+        StepPlace {
             rank,
             number: node - self.first(rank) + 1,
             step: self.step(rank, node),
@@ -162,8 +162,8 @@ impl<'a> Graph<'a> {
     pub(super) fn edges(&self) -> impl Iterator<Item = (Way, u32, u32)> {
         let all = (0..self.schedule.stages()).flat_map(|from| BOTH.map(|way| (way, from)));
         all.filter_map(|(way, from)| match self.next(from, way) {
-            Next::There(to) => Some((way, from, to)),
-            Next::End | Next::Here(_) => None,
+            Neighbour::There(to) => Some((way, from, to)),
+            Neighbour::End | Neighbour::Here(_) => None,
         })
     }
 
@@ -243,8 +243,8 @@ impl<'a> Graph<'a> {
 
     fn message_to(&self, action: Action, way: Way) -> Option<Message> {
         match self.next(action.stage, way) {
-            Next::There(to) => Some(message(way, action.stage, to, action.microbatch)),
-            Next::End | Next::Here(_) => None,
+            Neighbour::There(to) => Some(message(way, action.stage, to, action.microbatch)),
+            Neighbour::End | Neighbour::Here(_) => None,
         }
     }
 
@@ -255,8 +255,8 @@ impl<'a> Graph<'a> {
 
     fn message_from(&self, action: Action, way: Way) -> Option<Message> {
         match self.next(action.stage, against(way)) {
-            Next::There(from) => Some(message(way, from, action.stage, action.microbatch)),
-            Next::End | Next::Here(_) => None,
+            Neighbour::There(from) => Some(message(way, from, action.stage, action.microbatch)),
+            Neighbour::End | Neighbour::Here(_) => None,
         }
     }
 
@@ -298,15 +298,15 @@ impl<'a> Graph<'a> {
         }
     }
 
-    fn next(&self, stage: u32, way: Way) -> Next {
+    fn next(&self, stage: u32, way: Way) -> Neighbour {
         let next = match way {
             Way::Forward => Some(stage + 1).filter(|next| *next < self.schedule.stages()),
             Way::Backward => stage.checked_sub(1),
         };
         match next {
-            None => Next::End,
-            Some(next) if self.rank_of(next) == self.rank_of(stage) => Next::Here(next),
-            Some(next) => Next::There(next),
+            None => Neighbour::End,
+            Some(next) if self.rank_of(next) == self.rank_of(stage) => Neighbour::Here(next),
+            Some(next) => Neighbour::There(next),
         }
     }
 

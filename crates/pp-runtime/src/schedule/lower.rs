@@ -131,7 +131,7 @@ impl Schedule {
 }
 
 /// How far a rank is.
-struct Rank {
+struct LoweredRank {
     /// The turns that pass before each of its steps.
     pauses: Vec<usize>,
     /// Steps of the schedule that are done.
@@ -148,7 +148,7 @@ struct Rank {
 struct Lowering<'a> {
     schedule: &'a Schedule,
     waits: bool,
-    ranks: Vec<Rank>,
+    ranks: Vec<LoweredRank>,
     /// The activation for the stage is there.
     activations: Vec<bool>,
     /// The gradient for the stage is there.
@@ -161,7 +161,7 @@ impl<'a> Lowering<'a> {
     fn new(schedule: &'a Schedule, waits: bool) -> Self {
         let (stages, microbatches) = (schedule.stages(), schedule.microbatches);
         let none = vec![false; stages as usize * microbatches as usize];
-        let rank = |steps: &Vec<Step>| Rank {
+        let rank = |steps: &Vec<Step>| LoweredRank {
             pauses: turns::before(steps, stages, microbatches),
             done: 0,
             waits: false,
@@ -269,7 +269,7 @@ impl<'a> Lowering<'a> {
             let at = self.bit(wait.stage, wait.microbatch);
             wait.op == Op::WaitSend(Way::Backward) || self.pending[at]
         };
-        let end = |mut rank: Rank| {
+        let end = |mut rank: LoweredRank| {
             let left = rank.sent.into_iter().filter(is_left);
             rank.steps
                 .extend(left.filter(|_| self.waits).map(Step::One));

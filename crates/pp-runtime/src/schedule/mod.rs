@@ -27,7 +27,7 @@ pub use action::{Action, Op, Step, Way};
 pub use check::{EdgeUse, Report};
 pub use clock::{Cost, Costs, PerStage, Span, TICKS};
 pub use crossing::Crossing;
-pub use flaw::{Cycle, Flaw, Link, Place, Why};
+pub use flaw::{Cycle, Flaw, Link, StepPlace, Why};
 pub use graph::Message;
 pub use kind::{Kind, Size, SizeError, UnknownKind};
 pub use limits::Limits;

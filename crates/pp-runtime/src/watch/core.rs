@@ -50,7 +50,7 @@ pub(super) enum Event<'a, T> {
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Action<T> {
+pub(super) enum Effect<T> {
     /// Send this to a peer by then; say so if that fails.
     Send(usize, Message<'static>, Instant),
     /// There is something for the caller to take.
@@ -131,7 +131,7 @@ pub(super) struct Core<T> {
     cut: CacheEpoch,
     /// This rank has the source, and needs nothing more of the others.
     is_served: bool,
-    actions: Vec<Action<T>>,
+    effects: Vec<Effect<T>>,
 }
 
 impl<T> Core<T> {
@@ -165,12 +165,12 @@ impl<T> Core<T> {
             drain: None,
             cut: CacheEpoch::new(0),
             is_served: false,
-            actions: Vec::new(),
+            effects: Vec::new(),
         }
     }
 
     /// Takes in what happened, and gives what is to be done, in that order.
-    pub(super) fn handle(&mut self, event: Event<'_, T>, now: Instant) -> Vec<Action<T>> {
+    pub(super) fn handle(&mut self, event: Event<'_, T>, now: Instant) -> Vec<Effect<T>> {
         match event {
             Event::Said(at, message) if self.hears(at, now) => self.said(at, message, now),
             Event::Item(at, item) if self.hears(at, now) => self.item(at, item, now),
@@ -208,7 +208,7 @@ impl<T> Core<T> {
             Event::Tick => self.tick(now),
         }
         self.tell(now);
-        std::mem::take(&mut self.actions)
+        std::mem::take(&mut self.effects)
     }
 
     /// The next item of this peer for the caller, or the fault after which none comes; none if there is neither yet.
@@ -294,9 +294,9 @@ impl<T> Core<T> {
         match (message, self.phase) {
             (Message::Heartbeat, _) => {}
             (Message::Drain(signal), Phase::SetUp) => _ = self.drain.get_or_insert(signal),
-            (Message::Drain(signal), _) => self.actions.push(Action::RequestDrain(signal)),
-            (Message::Cut(epoch), Phase::Running(_)) => self.actions.push(Action::Cut(epoch)),
-            (Message::Served, Phase::Running(_)) => self.actions.push(Action::Served),
+            (Message::Drain(signal), _) => self.effects.push(Effect::RequestDrain(signal)),
+            (Message::Cut(epoch), Phase::Running(_)) => self.effects.push(Effect::Cut(epoch)),
+            (Message::Served, Phase::Running(_)) => self.effects.push(Effect::Served),
             (Message::Cut(_) | Message::Served, Phase::Closing(_) | Phase::Over) => {}
             (Message::Abort(fault), _) => {
                 self.peers[at].is_told = true;
@@ -305,7 +305,7 @@ impl<T> Core<T> {
             (Message::Bye, Phase::Running(_) | Phase::Closing(_)) => {
                 self.peers[at].presence = Presence::Gone;
                 let rank = self.peers[at].rank;
-                self.actions.push(Action::PeerLeft(rank));
+                self.effects.push(Effect::PeerLeft(rank));
             }
             (other, _) => {
                 let what = format!("it sent {other:?}, which has no place here");
@@ -329,9 +329,9 @@ impl<T> Core<T> {
             }
             Phase::SetUp => {
                 self.peers[at].items.push_back(item);
-                self.actions.push(Action::Wake);
+                self.effects.push(Effect::Wake);
             }
-            Phase::Running(_) => self.actions.push(Action::Deliver(at, item)),
+            Phase::Running(_) => self.effects.push(Effect::Deliver(at, item)),
             Phase::Closing(_) | Phase::Over => {}
         }
     }
@@ -345,7 +345,7 @@ impl<T> Core<T> {
     fn fail(&mut self, fault: Fault, now: Instant) {
         match self.phase {
             Phase::SetUp => self.note(fault, now),
-            Phase::Running(_) => self.actions.push(Action::LosePeer(fault)),
+            Phase::Running(_) => self.effects.push(Effect::LosePeer(fault)),
             // The driver is done.
             Phase::Closing(_) | Phase::Over => {}
         }
@@ -358,10 +358,10 @@ impl<T> Core<T> {
         }
         // While the ranks are set up, what is not taken is written down.
         if self.phase != Phase::SetUp || !self.is_spared {
-            self.actions.push(Action::Record(fault.clone()));
+            self.effects.push(Effect::Record(fault.clone()));
         }
         self.fault = Some((fault, now));
-        self.actions.push(Action::Wake);
+        self.effects.push(Effect::Wake);
     }
 
     fn tick(&mut self, now: Instant) {
@@ -379,13 +379,13 @@ impl<T> Core<T> {
         self.count_silence(now);
         if let Phase::Running(Some(every)) = self.phase {
             self.next_look = now + every;
-            self.actions.push(Action::Look { was_away });
+            self.effects.push(Effect::Look { was_away });
         }
         if self.ends_at().is_some_and(|at| now >= at)
             && let Some((fault, _)) = &self.fault
         {
             self.has_ended = true;
-            self.actions.push(Action::End(fault.clone()));
+            self.effects.push(Effect::End(fault.clone()));
         }
     }
 
@@ -492,7 +492,7 @@ impl<T> Core<T> {
     }
 
     fn send(&mut self, at: usize, message: Message<'static>, by: Instant) {
-        self.actions.push(Action::Send(at, message, by));
+        self.effects.push(Effect::Send(at, message, by));
     }
 }
 

@@ -11,7 +11,7 @@ use pp_transport::control::Message;
 
 use self::world::Harm::{self, Busy, Kill, Raise, Signal, Sleep, Stop, Tick};
 use self::world::World;
-use super::core::{Action, Core, Event};
+use super::core::{Core, Effect, Event};
 
 /// Walks every order of events; the number of states.
 fn walk(beats: bool, lives_on: bool, all: &[Harm]) -> usize {
@@ -148,18 +148,18 @@ fn what_one_peer_says_the_others_are_told() {
     let now = Instant::now();
     let mut core = running(now);
     let lost = core.handle(Event::Lost(0, fault(1)), now);
-    assert_eq!(lost, [Action::LosePeer(fault(1))]);
+    assert_eq!(lost, [Effect::LosePeer(fault(1))]);
     let by = now + Duration::from_millis(50);
     let told = core.handle(Event::Raised(fault(1)), now);
-    let abort = Action::Send(1, Message::Abort(fault(1)), by);
-    assert_eq!(told, [Action::Record(fault(1)), Action::Wake, abort]);
+    let abort = Effect::Send(1, Message::Abort(fault(1)), by);
+    assert_eq!(told, [Effect::Record(fault(1)), Effect::Wake, abort]);
     let mut core = running(now);
     let asked = core.handle(Event::Said(1, Message::Drain(15)), now);
-    assert_eq!(asked, [Action::RequestDrain(15)]);
+    assert_eq!(asked, [Effect::RequestDrain(15)]);
     let told = core.handle(Event::Draining(15), now);
     assert_eq!(
         told,
-        [0, 1].map(|at| Action::Send(at, Message::Drain(15), by))
+        [0, 1].map(|at| Effect::Send(at, Message::Drain(15), by))
     );
 }
 
@@ -167,9 +167,9 @@ fn what_one_peer_says_the_others_are_told() {
 fn a_cut_that_a_peer_did_not_take_is_told_again() {
     let now = Instant::now();
     let mut core = running(now);
-    let told = |actions: Vec<Action<u8>>| {
-        let told = actions.into_iter().filter_map(|action| match action {
-            Action::Send(at, Message::Cut(epoch), _) => Some((at, epoch.get())),
+    let told = |effects: Vec<Effect<u8>>| {
+        let told = effects.into_iter().filter_map(|effect| match effect {
+            Effect::Send(at, Message::Cut(epoch), _) => Some((at, epoch.get())),
             _ => None,
         });
         told.collect::<Vec<_>>()
@@ -198,7 +198,7 @@ fn a_peer_that_sends_what_is_not_due_or_more_than_is_taken_is_at_fault() {
     core.handle(Event::Item(0, 8), now);
     let late = core.take_fault().unwrap();
     let hello = Event::Said(0, Message::Hello(b"again"));
-    let [Action::LosePeer(again)] = &running(now).handle(hello, now)[..] else {
+    let [Effect::LosePeer(again)] = &running(now).handle(hello, now)[..] else {
         panic!("it is no fault");
     };
     for fault in [&early, &late, again] {

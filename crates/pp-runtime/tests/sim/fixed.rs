@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pp_contract::{CacheEpoch, ChunkIndex, Pipeline, Rank};
 use pp_runtime::core::{
-    Action, Cut, FixedOrder, ONWARD, RankCore, StageFacts, Task, Turn, stages_of,
+    Cut, Decision, FixedOrder, ONWARD, RankCore, StageFacts, Task, Turn, stages_of,
 };
 
 use pp_testing::{rows, words};
@@ -187,7 +187,7 @@ fn other_ranks_are_needed_until_they_have_said_that_nothing_more_comes() {
         core.handle_arrival(stage, ONWARD, ticket(0), ()).unwrap();
         assert_eq!(
             core.poll(&facts),
-            Action::Run {
+            Decision::Run {
                 stage,
                 input: ONWARD
             }
@@ -196,7 +196,7 @@ fn other_ranks_are_needed_until_they_have_said_that_nothing_more_comes() {
     }
     core.handle_accepted(chunk, 0, false).unwrap();
     for stage in [0, 1] {
-        assert_eq!(core.poll(&facts), Action::Close { stage });
+        assert_eq!(core.poll(&facts), Decision::Close { stage });
         core.handle_closed_behind(stage);
     }
     assert!(!core.is_served(|()| true));

@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pp_contract::{CacheEpoch, ChunkIndex, Rank};
-use pp_runtime::core::{Action, Cut, ONWARD, RankCore, StageFacts, Ticket, stages_of};
+use pp_runtime::core::{Cut, Decision, ONWARD, RankCore, StageFacts, Ticket, stages_of};
 
 use crate::world::{Device, Map, Shape, Step, World, print_of};
 
@@ -398,7 +398,7 @@ fn an_acceptance_that_was_not_due_is_refused() {
     let refused = |chunk, due| Err(format!("chunk {chunk} was accepted where {due} was due"));
     assert_eq!(accept(&mut core, 0), refused(0, "nothing"));
     core.handle_offer(Cut::None);
-    let Action::Build { chunk, epoch, .. } = core.poll(&facts) else {
+    let Decision::Build { chunk, epoch, .. } = core.poll(&facts) else {
         panic!("the chunk that was offered is built");
     };
     core.handle_built(chunk, epoch, 7);

@@ -21,7 +21,7 @@ use std::rc::Rc;
 use pp_contract::pipeline::{EdgeKind, Laps};
 use pp_contract::{CacheEpoch, ChunkIndex, Pipeline, Rank};
 use pp_runtime::core::{
-    Action, Cut, EndEvent, Ending, FixedOrder, LAP, LocalStage, ONWARD, RankCore, Sends,
+    Cut, Decision, EndEvent, Ending, FixedOrder, LAP, LocalStage, ONWARD, RankCore, Sends,
     StageFacts, Ticket, Wire, stages_of,
 };
 
@@ -273,7 +273,7 @@ pub(crate) enum Step {
         epoch: u64,
     },
     /// A rank does this, where the sink is ready or not.
-    Act(usize, bool, Action),
+    Act(usize, bool, Decision),
     Hear {
         edge: usize,
     },

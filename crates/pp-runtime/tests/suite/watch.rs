@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_runtime::driver::{BoxedStage, RankRun, Stages};
-use pp_runtime::progress::Limits;
+use pp_runtime::progress::StuckLimits;
 use pp_runtime::stage::Offer;
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{SetUp, Watch, WatchOptions};
@@ -174,7 +174,7 @@ fn stick(heartbeat: Option<Duration>) {
     let options = WatchOptions {
         heartbeat,
         grace: Duration::from_millis(20),
-        limits: Some(Limits {
+        limits: Some(StuckLimits {
             transport: HANG,
             stage: Duration::from_millis(200),
         }),

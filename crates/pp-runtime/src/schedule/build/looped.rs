@@ -7,14 +7,14 @@ use super::super::kind::{self, Kind, Size};
 use super::super::{Op, Step};
 
 /// The forwards or backwards of a rank, in the order in which it runs them.
-struct Order {
+struct LoopedOrder {
     rank: u32,
     size: Size,
     /// Microbatches that go through one stage before the next stage takes its turn.
     group: u32,
 }
 
-impl Order {
+impl LoopedOrder {
     /// Stage and microbatch of the `at`-th forward.
     const fn forward(&self, at: u32) -> (u32, u32) {
         let turn = at / self.group;
@@ -53,7 +53,7 @@ pub(super) fn steps(kind: Kind, size: Size, rank: u32) -> Vec<Step> {
         _ => (turns + behind, Some(rank)),
     };
     let first = first.min(all);
-    let order = Order { rank, size, group };
+    let order = LoopedOrder { rank, size, group };
     let forward = |at| {
         let (stage, microbatch) = order.forward(at);
         Step::one(stage, Op::Forward, microbatch)

@@ -10,7 +10,7 @@ const UP: usize = 0;
 const DOWN: usize = 1;
 
 /// What a rank has done so far. Each stage takes its microbatches in order.
-struct Rank {
+struct RankProgress {
     stages: [u32; 2],
     microbatches: u32,
     forwards: [u32; 2],
@@ -19,7 +19,7 @@ struct Rank {
     steps: Vec<Step>,
 }
 
-impl Rank {
+impl RankProgress {
     fn new(size: Size, rank: u32) -> Self {
         Self {
             stages: [rank, 2 * size.ranks - 1 - rank],
@@ -85,7 +85,7 @@ pub(super) fn zb_v(size: Size, rank: u32) -> Vec<Step> {
     // With fewer microbatches the actions of those that are not there are left out.
     let all = size.microbatches.max(2 * size.ranks - 1);
     let behind = size.ranks - rank;
-    let mut done = Rank::new(size, rank);
+    let mut done = RankProgress::new(size, rank);
     for _ in 0..2 * behind - 1 {
         done.forward(UP);
     }
@@ -123,7 +123,7 @@ pub(super) fn zb_v(size: Size, rank: u32) -> Vec<Step> {
 /// Source: DeepSeek, DualPipe; its half in a V ("cut in half").
 pub(super) fn dualpipe_v(size: Size, rank: u32) -> Vec<Step> {
     let behind = size.ranks - 1 - rank;
-    let mut done = Rank::new(size, rank);
+    let mut done = RankProgress::new(size, rank);
     // Backwards for the weights that are left for later, oldest first.
     let mut late = VecDeque::new();
     for _ in 0..2 * behind {

@@ -3,7 +3,7 @@
 //! Hazard: a forward twice, a gradient that nobody sends, two messages in another order than they are received: data is
 //! wrong, and nothing fails. Guarantee: the first action that breaks a rule is named, with the one that it contradicts.
 
-use super::{BOTH, Graph, NONE, Next, against, maker, message, table, way_of};
+use super::{BOTH, Graph, NONE, Neighbour, against, maker, message, table, way_of};
 use crate::schedule::flaw::Flaw;
 use crate::schedule::graph::Message;
 use crate::schedule::{Action, Op, Step, Way};
@@ -95,8 +95,8 @@ impl Graph<'_> {
 
     fn look_at_edge(&self, stage: u32, way: Way, node: u32) -> Result<(), Flaw> {
         match self.next(stage, way) {
-            Next::There(_) => Ok(()),
-            Next::End | Next::Here(_) => Err(Flaw::NoEdge(self.place(node))),
+            Neighbour::There(_) => Ok(()),
+            Neighbour::End | Neighbour::Here(_) => Err(Flaw::NoEdge(self.place(node))),
         }
     }
 
@@ -204,9 +204,9 @@ impl Graph<'_> {
                     return [None; 2];
                 };
                 let input = match self.next(action.stage, against(way)) {
-                    Next::Here(from) => Some(Action::new(from, maker(way), action.microbatch)),
-                    Next::There(_) if self.is_lowered => here(Op::Receive(way)),
-                    Next::There(_) | Next::End => None,
+                    Neighbour::Here(from) => Some(Action::new(from, maker(way), action.microbatch)),
+                    Neighbour::There(_) if self.is_lowered => here(Op::Receive(way)),
+                    Neighbour::There(_) | Neighbour::End => None,
                 };
                 [input, here(Op::Forward).filter(|_| way == Way::Backward)]
             }

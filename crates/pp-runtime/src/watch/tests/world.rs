@@ -10,7 +10,7 @@ use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::control::Message;
 
 pub(super) use self::moves::Harm;
-use super::super::core::{Action, Core, Event};
+use super::super::core::{Core, Effect, Event};
 
 const BEAT: Duration = Duration::from_millis(100);
 const SILENCE: Duration = Duration::from_millis(300);
@@ -203,9 +203,9 @@ impl World {
     fn happens(&mut self, at: usize, event: Event<'_, u8>) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            for action in self.ranks[at].core.handle(event, self.now) {
+            for effect in self.ranks[at].core.handle(event, self.now) {
                 if self.ranks[at].end.is_none() {
-                    events.extend(self.act(at, action));
+                    events.extend(self.act(at, effect));
                 }
             }
         }
@@ -217,21 +217,21 @@ impl World {
         }
     }
 
-    fn act(&mut self, at: usize, action: Action<u8>) -> Option<Event<'static, u8>> {
-        match action {
-            Action::Send(0, message, by) => {
+    fn act(&mut self, at: usize, effect: Effect<u8>) -> Option<Event<'static, u8>> {
+        match effect {
+            Effect::Send(0, message, by) => {
                 assert!(by > self.now);
                 return self.sends(at, message);
             }
-            Action::Wake => self.ranks[at].sleeps = false,
-            Action::Deliver(..) => panic!("no frame is sent to a driver"),
-            Action::RequestDrain(signal) => {
+            Effect::Wake => self.ranks[at].sleeps = false,
+            Effect::Deliver(..) => panic!("no frame is sent to a driver"),
+            Effect::RequestDrain(signal) => {
                 let me = &mut self.ranks[at];
                 me.alarm = true;
                 me.driver.as_mut()?.drain.get_or_insert(signal);
             }
-            Action::PeerLeft(_) | Action::Cut(_) | Action::Served => {}
-            Action::LosePeer(fault) => {
+            Effect::PeerLeft(_) | Effect::Cut(_) | Effect::Served => {}
+            Effect::LosePeer(fault) => {
                 if !self.ranks[at].driver.as_ref()?.is_served {
                     self.knows(at, &fault);
                     self.ranks[at].driver.as_mut()?.raise(fault);
@@ -239,7 +239,7 @@ impl World {
                 let fault = self.ranks[at].driver.as_ref()?.fault.clone();
                 return fault.map(Event::Raised);
             }
-            Action::Look { was_away } => {
+            Effect::Look { was_away } => {
                 let has_slept = std::mem::take(&mut self.ranks[at].has_slept);
                 // What is late is a heartbeat.
                 assert!(
@@ -247,8 +247,8 @@ impl World {
                     "a time of sleep counts"
                 );
             }
-            Action::Record(fault) => self.is_first(at, &fault),
-            Action::End(fault) => {
+            Effect::Record(fault) => self.is_first(at, &fault),
+            Effect::End(fault) => {
                 self.is_first(at, &fault);
                 let me = &self.ranks[at];
                 let (_, since) = me.first.as_ref().expect("there is a fault");
@@ -257,7 +257,7 @@ impl World {
                 assert!(!(me.is_set_up() && me.lives_on), "it lives on");
                 self.ends(at, End::Stuck(fault));
             }
-            Action::Send(..) => panic!("there is one peer"),
+            Effect::Send(..) => panic!("there is one peer"),
         }
         None
     }

@@ -1,7 +1,7 @@
 //! What a rank does: the actions of its core, carried out as the driver does, and its devices.
 
 use pp_contract::CacheEpoch;
-use pp_runtime::core::{Action, ONWARD, StageFacts, Ticket, Wire};
+use pp_runtime::core::{Decision, ONWARD, StageFacts, Ticket, Wire};
 
 use super::{
     Device, Frame, Kept, Map, Message, Operation, Pool, Seen, Waiting, Working, World, hold,
@@ -9,15 +9,15 @@ use super::{
 
 impl World {
     #[expect(clippy::too_many_lines, reason = "one arm for each action")]
-    pub(super) fn act(&mut self, map: &Map, rank: usize, facts: &[StageFacts], action: Action) {
+    pub(super) fn act(&mut self, map: &Map, rank: usize, facts: &[StageFacts], action: Decision) {
         match action {
-            Action::Build {
+            Decision::Build {
                 chunk,
                 epoch,
                 starts_epoch,
                 rebuilds,
             } => self.build(map, (chunk.get(), epoch.get()), starts_epoch, rebuilds),
-            Action::SendAgain { rebuilds } => {
+            Decision::SendAgain { rebuilds } => {
                 let (chunk, epoch) = *self.node(0).core.lost();
                 hold(
                     chunk >= self.accepted,
@@ -27,13 +27,13 @@ impl World {
                 self.send_again(map, (chunk, epoch), rebuilds);
                 self.node(0).core.handle_sent_again();
             }
-            Action::Run { stage, input } => {
+            Decision::Run { stage, input } => {
                 self.holds_order(map, rank, facts, (stage, input));
                 let (ticket, work) = self.begin(map, rank, (stage, input));
                 self.takes_turn(map, rank, &[(stage, ticket)]);
                 self.settle(map, (rank, stage), ticket, work);
             }
-            Action::RunOverlapped { stages } => {
+            Decision::RunOverlapped { stages } => {
                 let begun = stages.map(|stage| self.begin(map, rank, (stage, ONWARD)));
                 let [first, second] = [0, 1].map(|at| (stages[at], begun[at].0));
                 self.takes_turn(map, rank, &[first, second]);
@@ -41,11 +41,11 @@ impl World {
                     self.settle(map, (rank, stage), ticket, work);
                 }
             }
-            Action::Later { stage, chunk } => {
+            Decision::Later { stage, chunk } => {
                 self.does_later(map, (rank, stage), chunk.get());
                 self.node(rank).core.handle_later();
             }
-            Action::PassOn { stage, input } => {
+            Decision::PassOn { stage, input } => {
                 let (ticket, waiting, _) = self.node(rank).core.begin(stage, input);
                 self.leave(map, rank, &waiting);
                 let mut message = Self::infer_of(&ticket, waiting.message);
@@ -56,7 +56,7 @@ impl World {
                 }
                 self.hand_on(map, (rank, stage), &ticket, message);
             }
-            Action::Drop { stage, input } => {
+            Decision::Drop { stage, input } => {
                 let (ticket, waiting, _) = self.node(rank).core.begin(stage, input);
                 self.leave(map, rank, &waiting);
                 let is_sink = map.places[rank][stage].is_sink;
@@ -77,8 +77,8 @@ impl World {
                     self.hand_on(map, (rank, stage), &ticket, message);
                 }
             }
-            Action::Close { stage } => self.close(map, rank, stage),
-            Action::Finish => {
+            Decision::Close { stage } => self.close(map, rank, stage),
+            Decision::Finish => {
                 let is_busy = self.node(rank).core.is_busy();
                 hold(!is_busy, "nothing is left", || format!("rank {rank}"));
                 let lanes = self.lanes.iter().enumerate();
@@ -91,8 +91,8 @@ impl World {
                 );
                 self.finish(map, rank);
             }
-            Action::Stop => self.stop(map, rank),
-            Action::Wait => unreachable!(),
+            Decision::Stop => self.stop(map, rank),
+            Decision::Wait => unreachable!(),
         }
     }
 

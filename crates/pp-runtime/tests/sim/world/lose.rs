@@ -1,6 +1,6 @@
 //! A rank dies, all others hear of it, and all meet again with another process in its place. Or the job is aborted.
 
-use pp_runtime::core::{Action, EndEvent, Ending};
+use pp_runtime::core::{Decision, EndEvent, Ending};
 
 use super::{Map, Operation, Phase, Shared, Step, World, hold};
 
@@ -74,7 +74,7 @@ impl World {
         }
         let node = self.node(rank);
         hold(
-            node.core.poll(&[]) == Action::Stop,
+            node.core.poll(&[]) == Decision::Stop,
             "an abort stops a rank at once",
             || format!("rank {rank}"),
         );

@@ -1,6 +1,6 @@
 //! What may happen next.
 
-use pp_runtime::core::Action;
+use pp_runtime::core::Decision;
 
 use super::{Device, Map, Step, World};
 
@@ -40,12 +40,12 @@ impl World {
         for is_ready in [true, false] {
             let facts = self.facts(map, rank, is_ready);
             let action = self.at(rank).core.poll(&facts);
-            if action != Action::Wait {
+            if action != Decision::Wait {
                 steps.push(Step::Act(rank, is_ready, action));
             }
             let takes = |stage: usize| map.places[rank][stage].is_sink;
             // Whether the sink is ready matters only where it would take a chunk.
-            if !matches!(action, Action::Run { stage, .. } if takes(stage)) {
+            if !matches!(action, Decision::Run { stage, .. } if takes(stage)) {
                 break;
             }
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use pp_contract::{FaultKind, Rank};
 use pp_runtime::core::{Cut, Order};
 use pp_runtime::driver::{BoxedStage, Driven, RankOptions, RankRun, Stages};
-use pp_runtime::progress::Limits;
+use pp_runtime::progress::StuckLimits;
 use pp_runtime::schedule::Schedule;
 use pp_runtime::stage::{Built, Chunk, Offer, OnHost};
 use pp_runtime::watch::{SetUp, WatchOptions};
@@ -325,7 +325,7 @@ fn a_rank_that_can_never_go_on_is_stuck_also_where_no_stage_works() {
         for (number, end) in seat.ends {
             run.attach(number, end);
         }
-        let limits = Limits {
+        let limits = StuckLimits {
             stage: Duration::from_secs(1),
             transport: HANG,
         };
@@ -340,7 +340,7 @@ fn a_rank_that_can_never_go_on_is_stuck_also_where_no_stage_works() {
     }
 }
 
-fn watch_options(limits: Option<Limits>) -> WatchOptions {
+fn watch_options(limits: Option<StuckLimits>) -> WatchOptions {
     WatchOptions {
         rank: Rank::new(0),
         heartbeat: None,

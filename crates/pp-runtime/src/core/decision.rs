@@ -30,7 +30,7 @@ pub struct Ticket {
 
 /// What a rank is to do next. Stages and inputs are named by their places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Action {
+pub enum Decision {
     /// Nothing until something new is handled.
     Wait,
     /// Build the offered chunk and hand it on. Then [`handle_built`](super::RankCore::handle_built).
@@ -60,7 +60,7 @@ pub enum Action {
         /// The input.
         input: usize,
     },
-    /// As [`Action::Run`] of two stages whose work overlaps: begin both, the first one first, and hand both results on when
+    /// As [`Decision::Run`] of two stages whose work overlaps: begin both, the first one first, and hand both results on when
     /// both are done.
     RunOverlapped {
         /// The stages.
