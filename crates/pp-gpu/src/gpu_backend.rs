@@ -36,7 +36,7 @@ pub enum Way {
 
 /// What two ranks agreed on for all edges between them.
 #[derive(Debug)]
-pub struct Agreed(Taken);
+pub struct GpuAgreed(Taken);
 
 /// The way that the edges between two ranks take.
 #[derive(Debug)]
@@ -208,7 +208,7 @@ impl Edges for GpuBackend {
 }
 
 impl Backend for GpuBackend {
-    type Agreed = Agreed;
+    type Agreed = GpuAgreed;
     type AgreedGroup = (Members, [UniqueId; 2]);
 
     /// NCCL's own are compared where it is used, once that is known.
@@ -250,7 +250,7 @@ impl Backend for GpuBackend {
         peer: &mut dyn Peer,
         edges: &[EdgeEnd],
         bell: &Bell,
-    ) -> Result<(Agreed, Option<OnFrame>), Fault> {
+    ) -> Result<(GpuAgreed, Option<OnFrame>), Fault> {
         let edges = in_order(edges);
         let has_payloads = edges.iter().any(|end| end.shape.has_payloads());
         let mut why = String::new();
@@ -259,7 +259,7 @@ impl Backend for GpuBackend {
                 Ok(tried) => {
                     self.taken[0] = true;
                     self.tell(peer, &edges, "p2p", "");
-                    return Ok((Agreed(Taken::P2p(tried)), None));
+                    return Ok((GpuAgreed(Taken::P2p(tried)), None));
                 }
                 Err(reason) if self.way == Way::P2p => {
                     let text = format!("{reason}; use --transport auto or nccl");
@@ -274,12 +274,12 @@ impl Backend for GpuBackend {
             self.tell(peer, &edges, "nccl", &why);
         }
         let (agreed, on_frame) = self.nccl.agree(peer, &edges, bell)?;
-        Ok((Agreed(Taken::Nccl(agreed)), on_frame))
+        Ok((GpuAgreed(Taken::Nccl(agreed)), on_frame))
     }
 
     fn connect(
         &mut self,
-        Agreed(taken): Agreed,
+        GpuAgreed(taken): GpuAgreed,
         how: Connect<'_>,
     ) -> Result<Connected<Self>, TransportError> {
         match taken {

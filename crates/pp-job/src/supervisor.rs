@@ -14,7 +14,7 @@
 mod core;
 mod events;
 mod missed;
-mod place;
+mod rank_state;
 mod verdict;
 
 use std::collections::VecDeque;
@@ -91,7 +91,7 @@ pub(crate) fn supervise(
     };
     let local = LocalJob::new(world);
     let own = local.launch(RANK_0).map_err(anyhow::Error::new)?;
-    let mut job = Job {
+    let mut job = SupervisedJob {
         recordings: Recordings::new(own.job_id(), config),
         local,
         sink: pipeline.sink(),
@@ -148,7 +148,7 @@ fn aside(act: impl FnOnce() + Send + 'static) -> Result<(), Error> {
 }
 
 /// A job under supervision.
-struct Job {
+struct SupervisedJob {
     local: LocalJob,
     /// The rank that writes to standard output beside rank 0.
     sink: Rank,
@@ -171,7 +171,7 @@ struct Job {
     recordings: Recordings,
 }
 
-impl Job {
+impl SupervisedJob {
     /// Starts the ranks, and a thread that reads their reports.
     fn begin(
         &mut self,

@@ -91,7 +91,7 @@ impl fmt::Display for Times {
 }
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct KillsReport<'a> {
     transport: &'a str,
     /// From the loss to the next result.
     back_in_service: Times,
@@ -124,7 +124,7 @@ pub(crate) fn kills(args: &KillsArgs) -> std::result::Result<(), Error> {
     let (back, grown) = away(transport, args.kills, &devices)?;
     bare.extend(starts(transport, args.starts - bare.len())?);
     let (back, bare) = (Times::of(back), Times::of(bare));
-    let report = Report {
+    let report = KillsReport {
         transport,
         over_median_ms: back.median_ms - bare.median_ms,
         over_worst_ms: back.worst_ms - bare.worst_ms,
@@ -142,7 +142,7 @@ pub(crate) fn kills(args: &KillsArgs) -> std::result::Result<(), Error> {
     pp_command::print(&format!("{text}\n"))
 }
 
-impl fmt::Display for Report<'_> {
+impl fmt::Display for KillsReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "transport {}, the output is right", self.transport)?;
         writeln!(f, "back in service: {}", self.back_in_service)?;

@@ -229,7 +229,7 @@ pub(crate) struct PlacementsArgs {
 pub(crate) fn placements(args: &PlacementsArgs) -> Result<(), Error> {
     let clip =
         fs::read(&args.input).with_context(|| format!("cannot read {}", args.input.display()))?;
-    let job = Job {
+    let job = PlacedJob {
         scenes: in_three_scenes(clip)
             .with_context(|| format!("--input {}", args.input.display()))?,
         sample: std::path::absolute(&args.input).context("--input has no absolute path")?,
@@ -245,19 +245,19 @@ pub(crate) fn placements(args: &PlacementsArgs) -> Result<(), Error> {
 }
 
 /// The film of a job on one process, or why there is none.
-type Film = Arc<OnceLock<Result<Vec<u8>, String>>>;
+type OneProcessFilm = Arc<OnceLock<Result<Vec<u8>, String>>>;
 
 /// What the jobs have in common.
-struct Job {
+struct PlacedJob {
     sample: PathBuf,
     /// The clip with two scene cuts.
     scenes: Vec<u8>,
     ground: Ground,
     /// Films of one process, by the settings that make them.
-    films: Mutex<BTreeMap<String, Film>>,
+    films: Mutex<BTreeMap<String, OneProcessFilm>>,
 }
 
-impl Job {
+impl PlacedJob {
     /// Holds the film of a placement against that of one process.
     fn compare(&self, case: &Case, folder: &Path) -> Result<()> {
         let expected = self.film_of_one(&case.alone(), folder)?;
@@ -284,7 +284,7 @@ impl Job {
     }
 
     /// The film of one process, which the first that wants it makes.
-    fn film_of_one(&self, alone: &Case, folder: &Path) -> Result<Film> {
+    fn film_of_one(&self, alone: &Case, folder: &Path) -> Result<OneProcessFilm> {
         let mut films = self.films.lock().unwrap_or_else(PoisonError::into_inner);
         let film = Arc::clone(films.entry(alone.name()).or_default());
         drop(films);

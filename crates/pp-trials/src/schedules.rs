@@ -62,16 +62,16 @@ pub(crate) struct SchedulesArgs {
 
 /// The result: exit code 1 where an action began more than `bound` away from the simulation.
 #[derive(Serialize)]
-struct Report {
+struct SchedulesReport {
     bound: f64,
     forward_us: u64,
-    cases: Vec<Case>,
+    cases: Vec<ScheduleCase>,
     seconds: f64,
 }
 
 /// A schedule of a size.
 #[derive(Serialize)]
-struct Case {
+struct ScheduleCase {
     schedule: &'static str,
     ranks: u32,
     stages_per_rank: u32,
@@ -82,7 +82,7 @@ struct Case {
     judged: Judged,
 }
 
-impl Case {
+impl ScheduleCase {
     fn is_right(&self) -> bool {
         self.judged.share <= BOUND
     }
@@ -105,7 +105,7 @@ pub(crate) fn schedules(args: &SchedulesArgs) -> std::result::Result<(), Error> 
             cases.push(case);
         }
     }
-    let report = Report {
+    let report = SchedulesReport {
         bound: BOUND,
         forward_us: args.forward_us,
         cases,
@@ -123,7 +123,7 @@ pub(crate) fn schedules(args: &SchedulesArgs) -> std::result::Result<(), Error> 
 }
 
 /// Runs one schedule of one size, again where it is not as simulated.
-fn run(args: &SchedulesArgs, kind: Kind, ranks: u32) -> Result<Case> {
+fn run(args: &SchedulesArgs, kind: Kind, ranks: u32) -> Result<ScheduleCase> {
     let stages_per_rank = kind.stages_per_rank().unwrap_or(STAGES);
     let schedule = Schedule::build(kind, ranks, stages_per_rank, MICROBATCHES.max(2 * ranks))?;
     let needed = schedule.check(Limits::default())?.slots_per_edge;
@@ -138,7 +138,7 @@ fn run(args: &SchedulesArgs, kind: Kind, ranks: u32) -> Result<Case> {
         }
         tries += 1;
     };
-    Ok(Case {
+    Ok(ScheduleCase {
         schedule: kind.name(),
         ranks,
         stages_per_rank,
@@ -172,13 +172,13 @@ fn run_once(schedule: &Schedule, slots: u32, forward_us: u64) -> Result<Judged> 
     judge(schedule, slots, &job::times_in(&folder)?)
 }
 
-impl Report {
+impl SchedulesReport {
     fn wrong(&self) -> usize {
         self.cases.iter().filter(|case| !case.is_right()).count()
     }
 }
 
-impl fmt::Display for Case {
+impl fmt::Display for ScheduleCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Judged {
             step_ms,
@@ -204,7 +204,7 @@ impl fmt::Display for Case {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for SchedulesReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let worst = self.cases.iter().map(|case| case.judged.share);
         write!(

@@ -70,7 +70,7 @@ pub(crate) struct WordsArgs {
 
 /// The result: exit code 1 where something is wrong.
 #[derive(Serialize)]
-struct Report<'a> {
+struct WordsReport<'a> {
     transport: &'static str,
     seed: u64,
     /// What kept the GPU of rank 0 busy, and why something did not.
@@ -100,7 +100,7 @@ pub(crate) fn words(args: &WordsArgs, env: &Env, fault: Option<OsString>) -> Res
         profile.chunks = Some(args.messages);
         profile.choice = choice;
         let book = Rc::new(Book::new(args.seed, args.max_bytes));
-        let trial = Trial {
+        let trial = WordsRank {
             args,
             rank,
             profile,
@@ -118,14 +118,14 @@ pub(crate) fn words(args: &WordsArgs, env: &Env, fault: Option<OsString>) -> Res
 }
 
 /// One rank of the job.
-struct Trial<'a> {
+struct WordsRank<'a> {
     args: &'a WordsArgs,
     rank: ThisRank<'a>,
     profile: Profile,
     hook: Option<(Hook, &'a Pipeline)>,
 }
 
-impl Trial<'_> {
+impl WordsRank<'_> {
     fn run<B: Breakable, W: Words<Tx = B::Tx, Rx = B::Rx>>(
         self,
         backend: B,
@@ -176,7 +176,7 @@ fn publish(
     wrong: Wrong,
     finished: &Finished,
 ) -> Result<(), Error> {
-    let report = Report {
+    let report = WordsReport {
         transport: finished.summary.transport,
         seed: args.seed,
         beside,
@@ -197,7 +197,7 @@ fn publish(
     }
 }
 
-impl fmt::Display for Report<'_> {
+impl fmt::Display for WordsReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -50,7 +50,7 @@ impl RingBytes for Arc<Cells> {
     }
 }
 
-type Words = StdArc<Vec<SlotWord>>;
+type EdgeWords = StdArc<Vec<SlotWord>>;
 type Tx = RingSender<Arc<RingWords>, Arc<Cells>>;
 type Rx = RingReceiver<Arc<RingWords>, Arc<Cells>>;
 
@@ -94,15 +94,15 @@ fn frames_are_seen_whole_and_in_order_and_their_room_is_reused_only_after() {
 
 /// One edge: slot states, their payloads, and the ring that announces them.
 struct Edge {
-    producer: Arc<Producer<Words>>,
-    consumer: Consumer<Words>,
+    producer: Arc<Producer<EdgeWords>>,
+    consumer: Consumer<EdgeWords>,
     payload: Arc<Vec<UnsafeCell<u32>>>,
     tx: Tx,
     rx: Rx,
 }
 
 fn edge(depth: usize) -> Edge {
-    let words: Words = StdArc::new((0..depth).map(|_| SlotWord::default()).collect());
+    let words: EdgeWords = StdArc::new((0..depth).map(|_| SlotWord::default()).collect());
     let (tx, rx) = ring(64, 4);
     Edge {
         producer: Arc::new(Producer::new(StdArc::clone(&words), Rank::new(1))),
@@ -113,7 +113,7 @@ fn edge(depth: usize) -> Edge {
     }
 }
 
-fn read(consumer: &Consumer<Words>, payload: &[UnsafeCell<u32>], rx: &mut Rx) -> u32 {
+fn read(consumer: &Consumer<EdgeWords>, payload: &[UnsafeCell<u32>], rx: &mut Rx) -> u32 {
     let (slot, _) = pop(rx);
     consumer.take(slot).unwrap();
     // SAFETY: loom reports a write that is not ordered with this read.
@@ -162,7 +162,7 @@ fn two_threads_never_lease_the_same_slot() {
             producer, payload, ..
         } = edge(1);
         let (other, others) = (Arc::clone(&producer), Arc::clone(&payload));
-        let write = |producer: &Producer<Words>, payload: &[UnsafeCell<u32>]| {
+        let write = |producer: &Producer<EdgeWords>, payload: &[UnsafeCell<u32>]| {
             if let Some(slot) = producer.lease() {
                 // SAFETY: loom reports two accesses that are not ordered.
                 payload[slot as usize].with_mut(|p| unsafe { *p += 1 });

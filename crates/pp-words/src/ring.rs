@@ -22,13 +22,13 @@ const RECORD_HEADER: usize = 8;
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub struct RingWords {
-    head: Line,
-    tail: Line,
+    head: CursorLine,
+    tail: CursorLine,
 }
 
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
-struct Line(AtomicU64);
+struct CursorLine(AtomicU64);
 
 /// The bytes of a ring: a power of two of them, written and read at offsets inside it.
 #[expect(clippy::len_without_is_empty, reason = "it never is")]

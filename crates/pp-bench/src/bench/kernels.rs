@@ -25,7 +25,7 @@ struct Kernel {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct KernelsReport {
     device: String,
     width: u32,
     height: u32,
@@ -75,12 +75,12 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<(), Error> {
     print_result(&report, args.json)
 }
 
-fn report(device: &Device, case: &Case, figures: &[Figure], ceilings: Ceilings) -> Report {
+fn report(device: &Device, case: &Case, figures: &[Figure], ceilings: Ceilings) -> KernelsReport {
     let (gemm, missing) = match ceilings.gemm_flops_per_second {
         Ok(rate) => (Some(rate / 1e12), None),
         Err(why) => (None, Some(why)),
     };
-    Report {
+    KernelsReport {
         device: device.about().name.clone(),
         width: case.width,
         height: case.height,
@@ -119,7 +119,7 @@ fn verify_share(figures: &[Figure]) -> f64 {
     }
 }
 
-impl std::fmt::Display for Report {
+impl std::fmt::Display for KernelsReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(
             f,

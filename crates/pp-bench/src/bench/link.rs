@@ -84,7 +84,7 @@ struct Figure {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct LinkReport {
     transport: &'static str,
     /// Whether NCCL's communicators block the thread that calls them.
     blocking: bool,
@@ -119,7 +119,7 @@ pub(crate) fn link(args: &LinkArgs, env: &Env) -> Result<(), Error> {
         let finish = |finished: Finished| {
             let recorder = &finished.summary.recorder;
             let records: Vec<&ChunkRecord> = recorder.records().collect();
-            let report = Report {
+            let report = LinkReport {
                 transport: finished.summary.transport,
                 blocking: !args.non_blocking,
                 payload_moves,
@@ -314,7 +314,7 @@ fn quantile(mut ns: Vec<u64>, share: f64) -> Option<f64> {
     Some(*ns as f64 / 1e3)
 }
 
-impl std::fmt::Display for Report {
+impl std::fmt::Display for LinkReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "transport {}, depth {}", self.transport, self.depth)?;
         let messages = "messages, with headers, credits and drivers:";
@@ -438,7 +438,7 @@ mod tests {
     #[test]
     fn a_burst_that_was_cut_short_has_no_figures_and_no_nan() {
         let bursts = bursts(4);
-        let report = Report {
+        let report = LinkReport {
             transport: "host",
             blocking: true,
             payload_moves: false,

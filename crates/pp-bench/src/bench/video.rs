@@ -27,7 +27,7 @@ struct Rates {
 
 /// The result of `pp bench video`.
 #[derive(Serialize)]
-struct Report {
+struct VideoReport {
     width: u32,
     height: u32,
     frames: u64,
@@ -70,7 +70,7 @@ pub(crate) fn video(args: &VideoArgs) -> Result<(), Error> {
     let Some(Read { header, frames, .. }) = last else {
         return Ok(());
     };
-    let report = Report {
+    let report = VideoReport {
         width: header.width(),
         height: header.height(),
         frames,
@@ -183,7 +183,7 @@ fn touched(bytes: &[u8]) -> Buffer {
     buffer
 }
 
-impl std::fmt::Display for Report {
+impl std::fmt::Display for VideoReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(
             f,

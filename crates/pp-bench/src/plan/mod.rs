@@ -84,7 +84,7 @@ pub fn plan(
     let proposal = proposal.expect("the best chain was run");
     let chain_and_groups = placements[..proposable].to_vec();
     placements.sort_by(|a, b| shorter(&a, &b));
-    let report = Report {
+    let report = PlanReport {
         most_ranks: args.ranks,
         rounds: args.rounds,
         cores,
@@ -202,7 +202,7 @@ fn median_of(rounds: &[Seen]) -> Seen {
 
 /// The result of `pp plan`. Times are for one chunk, and medians of the rounds.
 #[derive(Serialize)]
-struct Report {
+struct PlanReport {
     most_ranks: u32,
     rounds: u32,
     cores: u32,
@@ -235,11 +235,11 @@ struct Report {
 struct Alone {
     pipeline: String,
     measured_ms: f64,
-    stages: Vec<Work>,
+    stages: Vec<StageWork>,
 }
 
 #[derive(Serialize)]
-struct Work {
+struct StageWork {
     stage: String,
     work_ms: f64,
 }
@@ -280,7 +280,7 @@ impl Alone {
             pipeline: text.to_owned(),
             measured_ms: seen.period_ms,
             stages: stages
-                .map(|(stage, ms)| Work {
+                .map(|(stage, ms)| StageWork {
                     stage: stage.label(),
                     work_ms: *ms,
                 })
@@ -299,7 +299,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "on one rank, medians of {} rounds:", self.rounds)?;
         for alone in &self.on_one_rank {

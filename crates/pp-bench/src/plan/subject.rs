@@ -27,10 +27,10 @@ const FRAMES: usize = 8;
 /// What is placed.
 pub(super) struct Subject<'a> {
     args: &'a PlanArgs,
-    stages: Stages<'a>,
+    stages: StageSource<'a>,
 }
 
-enum Stages<'a> {
+enum StageSource<'a> {
     Film(Vec<StageInfo>, Clip),
     Given(&'a [f64]),
 }
@@ -69,8 +69,8 @@ impl<'a> Subject<'a> {
                 let what = "--stages: no stage takes any time; give one a length";
                 return Err(Error::Usage(what.into()));
             }
-            Some(ms) => Stages::Given(ms),
-            None => Stages::Film(stages_of(&args.kernels, describe)?, Clip::open(args)?),
+            Some(ms) => StageSource::Given(ms),
+            None => StageSource::Film(stages_of(&args.kernels, describe)?, Clip::open(args)?),
         };
         Ok(Self { args, stages })
     }
@@ -78,7 +78,7 @@ impl<'a> Subject<'a> {
     /// The most parts that are tried of each stage that can be cut.
     pub(super) fn most_parts(&self) -> u32 {
         match &self.stages {
-            Stages::Film(stages, _) if stages.iter().any(|stage| stage.in_parts) => {
+            StageSource::Film(stages, _) if stages.iter().any(|stage| stage.in_parts) => {
                 let most = self.args.denoise_steps.max(1);
                 most.min(self.args.ranks.max(PARTS))
             }
@@ -89,8 +89,8 @@ impl<'a> Subject<'a> {
     /// The names of all stages, each part counted.
     fn names(&self, parts: u32) -> Vec<String> {
         match &self.stages {
-            Stages::Given(ms) => (0..ms.len()).map(|at| format!("s{at}")).collect(),
-            Stages::Film(stages, _) => {
+            StageSource::Given(ms) => (0..ms.len()).map(|at| format!("s{at}")).collect(),
+            StageSource::Film(stages, _) => {
                 let times = |stage: &StageInfo| if stage.in_parts { parts as usize } else { 1 };
                 let names = stages
                     .iter()
@@ -119,7 +119,7 @@ impl<'a> Subject<'a> {
     /// that of the other stages.
     pub(super) fn groups(&self) -> Vec<String> {
         let (ranks, mut texts) = (self.args.ranks, Vec::new());
-        let Stages::Film(stages, _) = &self.stages else {
+        let StageSource::Film(stages, _) = &self.stages else {
             return texts;
         };
         let first_ranks = (0..2).filter(|first| first + 2 <= ranks);
@@ -139,7 +139,7 @@ impl<'a> Subject<'a> {
 
     /// How many cores each stage keeps busy, of those that there are.
     pub(super) fn cores(&self, parts: u32, all: u32) -> Vec<u32> {
-        let Stages::Film(stages, _) = &self.stages else {
+        let StageSource::Film(stages, _) = &self.stages else {
             return vec![1; self.count(parts)];
         };
         let between = match self.args.threads {
@@ -166,11 +166,11 @@ impl<'a> Subject<'a> {
         let args = self.args;
         let mut command = Command::new("/proc/self/exe");
         let chunks = args.chunks.unwrap_or(match self.stages {
-            Stages::Film(..) => 24,
-            Stages::Given(_) => 200,
+            StageSource::Film(..) => 24,
+            StageSource::Given(_) => 200,
         });
         match &self.stages {
-            Stages::Film(_, clip) => {
+            StageSource::Film(_, clip) => {
                 command
                     .args(["run", "--report", "/dev/stdout", "--input"])
                     .arg(&clip.path);
@@ -191,7 +191,7 @@ impl<'a> Subject<'a> {
                     command.args(["--plugin-arg", &format!("{key}={value}")]);
                 }
             }
-            Stages::Given(ms) => {
+            StageSource::Given(ms) => {
                 let ms: Vec<String> = ms.iter().map(f64::to_string).collect();
                 command.args(["bench", "overlap", "--json", "--simulate", "spin"]);
                 command.args([
@@ -205,8 +205,8 @@ impl<'a> Subject<'a> {
         command.args(["--chunks", &chunks.to_string(), "--pipeline", pipeline]);
         let report = job(&mut command)?;
         let (measures, transport) = match self.stages {
-            Stages::Film(..) => (&report["measures"], &report["run"]["transport"]),
-            Stages::Given(_) => (&report, &report["transport"]),
+            StageSource::Film(..) => (&report["measures"], &report["run"]["transport"]),
+            StageSource::Given(_) => (&report, &report["transport"]),
         };
         let stages = measures["stages"].as_array();
         let work_ms = stages.map(|stages| stages.iter().map(|of| of["work_ms"].as_f64()).collect());

@@ -68,7 +68,7 @@ pub(crate) fn check(args: &PluginArgs, env: &Env) -> Result<(), Error> {
     let file = &args.file;
     let refuse = |kind, why: String| Err(Error::local(kind, "plugin check", why));
     let limit = stuck_after(env.lookup())?;
-    let mut report = Report::default();
+    let mut report = PluginReport::default();
     loop {
         match watch(args, limit, &mut report)? {
             Outcome::Again => {}
@@ -96,7 +96,7 @@ enum Outcome {
 fn watch(
     args: &PluginArgs,
     limit: Option<Duration>,
-    report: &mut Report,
+    report: &mut PluginReport,
 ) -> Result<Outcome, Error> {
     let from = report.begun;
     let mut options = vec![format!("--from={from}")];
@@ -184,7 +184,7 @@ fn why_late(limit: Duration) -> String {
 
 /// What was printed.
 #[derive(Default)]
-struct Report {
+struct PluginReport {
     /// Checks that a worker began.
     begun: usize,
     /// Lines with an outcome, and those of them that say of a failure.
@@ -198,7 +198,7 @@ struct Report {
     otherwise: &'static str,
 }
 
-impl Report {
+impl PluginReport {
     fn begin(&mut self, check: &str) -> Result<(), Error> {
         self.is_open = true;
         print(&format!("{check} ... "))

@@ -16,6 +16,9 @@ use pp_runtime::stage::{Progress, StageError, StageResult, Worked};
 use pp_video::buffer::{Buffer, FrameMemory};
 use pp_video::header::Header;
 
+/// The ticket for digests of payloads where these kernels work.
+pub(super) type TicketOf<K> = <<K as Kernels>::Digester as Digester>::Ticket;
+
 /// Size and format of every frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {

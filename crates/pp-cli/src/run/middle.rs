@@ -2,13 +2,11 @@
 
 use pp_contract::{FaultKind, Manifest, Plan as _, Rank, StageSpec, VideoPlan};
 use pp_kernels::ChunkShape;
-use pp_runtime::drift::{Check, Digester, Verifier};
+use pp_runtime::drift::{Check, Verifier};
 use pp_runtime::stage::{Chunk, Done, GroupStage, Progress, Stage, StageError, StageResult, Taken};
 
-use super::kernels::{Generated, Kernels, Layouts};
+use super::kernels::{Generated, Kernels, Layouts, TicketOf};
 use super::notes;
-
-type Ticket<G> = <<G as Kernels>::Digester as Digester>::Ticket;
 
 /// A chunk under way: in the kernels, or in the digests behind them.
 pub struct Computing<G: Kernels> {
@@ -17,7 +15,7 @@ pub struct Computing<G: Kernels> {
     first_frame: u64,
     /// The calls that the kernels must report.
     planned: u32,
-    check: Option<Check<Ticket<G>>>,
+    check: Option<Check<TicketOf<G>>>,
 }
 
 pub struct VideoStage<G: Kernels> {

@@ -3,7 +3,7 @@
 use pp_contract::{ChunkIndex, FaultKind, Plan as _, Rank, Seal, VideoPlan};
 use pp_job::output::OutputError;
 use pp_kernels::FrameGeometry;
-use pp_runtime::drift::{Check, Digester, Verifier};
+use pp_runtime::drift::{Check, Verifier};
 use pp_runtime::stage::{Chunk, Progress, Sink, StageError, StageResult, Taken};
 use pp_transport::bell::Bell;
 use pp_video::buffer::Buffer;
@@ -12,13 +12,11 @@ use pp_video::y4m::Params;
 use pp_video::{QUEUE, io_threads};
 
 use super::clean::CleanFrames;
-use super::kernels::{Frames, Geometry, Kernels};
+use super::kernels::{Frames, Geometry, Kernels, TicketOf};
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::shape::Shape;
 use crate::args::RunArgs;
-
-type Ticket<D> = <<D as Kernels>::Digester as Digester>::Ticket;
 
 /// A chunk under way: in the kernels, or in the digests behind them.
 pub struct Taking<D: Kernels> {
@@ -26,7 +24,7 @@ pub struct Taking<D: Kernels> {
     index: ChunkIndex,
     first_frame: u64,
     params: Params,
-    check: Option<Check<Ticket<D>>>,
+    check: Option<Check<TicketOf<D>>>,
     /// What the stages before say of digests.
     seals: Vec<Seal>,
 }

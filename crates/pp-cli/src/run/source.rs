@@ -6,7 +6,7 @@ use pp_contract::{ChunkIndex, FaultKind, Manifest, Message, Rank, VideoPlan, Vid
 use pp_job::Error;
 use pp_kernels::ChunkShape;
 use pp_runtime::core::Cut;
-use pp_runtime::drift::{Digester, Log, Sealed, Verifier, seal_again};
+use pp_runtime::drift::{Log, Sealed, Verifier, seal_again};
 use pp_runtime::stage::{
     Built, Offer, Place, Progress, RetainedPayloads, Source, StageError, StageResult,
 };
@@ -21,21 +21,19 @@ use pp_video::{InputError, QUEUE, io_threads};
 
 use super::again::compose_again;
 use super::clean::Shelf;
-use super::kernels::{Encoded, Kernels, Layouts};
+use super::kernels::{Encoded, Kernels, Layouts, TicketOf};
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::progress::FrameProgress;
 use crate::args::{CutChoice, RunArgs};
 use pp_job::RANK_0;
 
-type Ticket<E> = <<E as Kernels>::Digester as Digester>::Ticket;
-
 /// A chunk between its encode and its acceptance.
 pub struct Pending<E: Kernels> {
     frames: usize,
     /// Kept only when its PSNR is wanted.
     chunk: Option<Chunk>,
-    sealed: Option<Sealed<Ticket<E>>>,
+    sealed: Option<Sealed<TicketOf<E>>>,
     /// `None` only while it is asked for.
     encode: Option<Progress<Encoded, E::Encoding>>,
 }

@@ -45,7 +45,7 @@ impl Plan for Blob {
 }
 
 /// One rank, and all that it holds.
-struct End {
+struct FuzzRank {
     tx: HostTx,
     rx: HostRx,
     composer: Composer,
@@ -67,7 +67,7 @@ impl<E: std::error::Error> From<E> for Ended {
     }
 }
 
-impl End {
+impl FuzzRank {
     fn new(out: SharedEnd, incoming: SharedEnd) -> Self {
         Self {
             tx: HostTx::new(out),
@@ -237,7 +237,7 @@ pub fn region(bytes: &[u8]) {
             .expect("a region may be written");
     }
     let ([up_tx, up_rx], [down_tx, down_rx]) = (up, down);
-    let mut ends = [End::new(up_tx, down_rx), End::new(down_tx, up_rx)];
+    let mut ends = [FuzzRank::new(up_tx, down_rx), FuzzRank::new(down_tx, up_rx)];
     let mut script = Script::new(bytes);
     while !script.is_over() {
         let step = script.byte();

@@ -177,7 +177,7 @@ pub struct DeviceIn {
 /// them.
 pub(crate) type Lone = (u32, LaneEnd, Option<(Arc<DeviceSlots>, Box<dyn Mover>)>);
 
-enum Side {
+enum EdgeSide {
     Out(LaneTx, Option<Payloads<TxPool>>),
     In(LaneRx, Option<Payloads<RxPool>>),
 }
@@ -196,7 +196,7 @@ pub(crate) fn join<E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized>(
                 out.push(Arc::clone(&pool));
                 Payloads { pool, mover }
             });
-            (number, Side::Out(end, payloads))
+            (number, EdgeSide::Out(end, payloads))
         }
         LaneEnd::In(end) => {
             let payloads = payloads.map(|(slots, mover)| {
@@ -205,7 +205,7 @@ pub(crate) fn join<E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized>(
                 incoming.push(Arc::clone(&pool));
                 Payloads { pool, mover }
             });
-            (number, Side::In(end, payloads))
+            (number, EdgeSide::In(end, payloads))
         }
     };
     let sides: Vec<_> = ends.into_iter().map(side).collect();
@@ -223,13 +223,13 @@ pub(crate) fn join<E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized>(
     let end = |(number, side)| {
         let shared = Arc::clone(&shared);
         let end = match side {
-            Side::Out(lane, payloads) => End::Out(DeviceOut {
+            EdgeSide::Out(lane, payloads) => End::Out(DeviceOut {
                 shared,
                 lane,
                 payloads,
                 sequencer: Sequencer::new(),
             }),
-            Side::In(lane, payloads) => End::In(DeviceIn {
+            EdgeSide::In(lane, payloads) => End::In(DeviceIn {
                 shared,
                 lane,
                 payloads,

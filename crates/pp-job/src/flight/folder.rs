@@ -82,12 +82,12 @@ fn parse(name: &str) -> Option<(u64, u32)> {
 /// Removes the recordings of the oldest jobs but for so many, and but for jobs with a process that runs.
 fn remove_old(folder: &Path, kept: usize, runs: impl Fn(u32) -> bool) {
     #[derive(Default)]
-    struct Job {
+    struct RecordedJob {
         written: Option<SystemTime>,
         files: Vec<PathBuf>,
         runs: bool,
     }
-    let mut jobs: HashMap<u64, Job> = HashMap::new();
+    let mut jobs: HashMap<u64, RecordedJob> = HashMap::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if let Some((job, pid)) = entry.file_name().to_str().and_then(parse)
             && let Ok(about) = entry.metadata()
@@ -99,7 +99,7 @@ fn remove_old(folder: &Path, kept: usize, runs: impl Fn(u32) -> bool) {
             job.runs |= runs(pid);
         }
     }
-    let mut jobs: Vec<Job> = jobs.into_values().collect();
+    let mut jobs: Vec<RecordedJob> = jobs.into_values().collect();
     jobs.sort_by_key(|job| Reverse(job.written));
     for file in jobs
         .iter()

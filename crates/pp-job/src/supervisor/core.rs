@@ -14,7 +14,7 @@ use pp_contract::{Fault, FaultKind, Rank};
 
 use super::events::{Action, Event, Terms};
 use super::missed::Vigil;
-use super::place::{Place, Running};
+use super::rank_state::{RankState, Running};
 use super::verdict::{End, Ends, Verdict, verdict};
 use crate::RANK_0;
 use crate::reports::{Report, Reported, TargetProcess};
@@ -29,7 +29,7 @@ pub(super) struct Core {
     /// How long rank 0 may take to say what it makes of the end of another rank.
     within: Duration,
     /// By rank.
-    ranks: Vec<Place>,
+    ranks: Vec<RankState>,
     /// The ranks were connected once.
     has_met: bool,
     /// Over ranks that are not connected.
@@ -51,10 +51,10 @@ impl Core {
     /// A job whose ranks were not started yet.
     pub(super) fn new(terms: &Terms, now: Instant) -> Self {
         let world = terms.world.get();
-        let place = |rank| Place {
+        let place = |rank| RankState {
             may_restart: terms.may_restart.contains(&rank),
             is_awaited: rank != RANK_0,
-            ..Place::default()
+            ..RankState::default()
         };
         Self {
             job: Ends {
@@ -125,7 +125,7 @@ impl Core {
         verdict(&self.job)
     }
 
-    fn at(&mut self, rank: Rank) -> Option<&mut Place> {
+    fn at(&mut self, rank: Rank) -> Option<&mut RankState> {
         self.ranks.get_mut(rank.get() as usize)
     }
 
@@ -349,7 +349,7 @@ impl Core {
                 (None, _) => {}
             }
         }
-        let is_met = |place: &Place| !place.is_awaited && place.running.is_some();
+        let is_met = |place: &RankState| !place.is_awaited && place.running.is_some();
         if self.ranks.iter().all(is_met) {
             self.vigil.pause();
         }

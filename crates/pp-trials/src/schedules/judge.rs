@@ -30,7 +30,7 @@ struct Span {
 }
 
 /// The last step of a run.
-struct Run<'a> {
+struct LastStep<'a> {
     schedule: &'a Schedule,
     /// By rank and step.
     spans: Vec<Vec<Span>>,
@@ -38,7 +38,7 @@ struct Run<'a> {
     places: HashMap<Action, (usize, usize)>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> LastStep<'a> {
     /// Of what the ranks logged.
     ///
     /// # Errors
@@ -155,12 +155,12 @@ impl<'a> Run<'a> {
 /// The run's own times: of each step, and the transfer time of each edge: from the end of a step to the start of the one that
 /// uses its result, the shortest of the edge.
 struct Measured<'a> {
-    run: &'a Run<'a>,
+    run: &'a LastStep<'a>,
     hand_overs: HashMap<(bool, u32), u64>,
 }
 
 impl<'a> Measured<'a> {
-    fn new(run: &'a Run<'a>) -> Self {
+    fn new(run: &'a LastStep<'a>) -> Self {
         let mut hand_overs = HashMap::new();
         for (action, (rank, _)) in &run.places {
             let Some(input) = run.input_of(*action) else {
@@ -198,7 +198,7 @@ impl Cost for Measured<'_> {
 
 /// Simulates the last step of a run, and compares the start of each action.
 pub(super) fn judge(schedule: &Schedule, slots: u32, logs: &[Vec<Timed>]) -> Result<Judged> {
-    let run = Run::new(schedule, logs)?;
+    let run = LastStep::new(schedule, logs)?;
     let measured = Measured::new(&run);
     let timeline = schedule.simulate(&measured, Limits::slots(slots))?;
     let began = run.began();

@@ -7,7 +7,7 @@ use pp_job::Error;
 use pp_runtime::schedule::{Crossing, Limits, Timeline};
 use serde::Serialize;
 
-use super::subject::{Decimal, Loaded, Memory};
+use super::subject::{Decimal, Loaded, PeakMemory};
 use crate::args::{CheckArgs, SimulateArgs};
 
 /// Most notes of `check`.
@@ -25,7 +25,7 @@ struct Needs {
     undone_weights: Vec<u32>,
     outstanding_sends: Vec<u32>,
     #[serde(flatten)]
-    memory: Memory,
+    memory: PeakMemory,
     edges: Vec<Edge>,
     crossings: Vec<Crossed>,
     #[serde(skip)]
@@ -76,7 +76,7 @@ struct Times {
     slots_per_edge: u32,
     undone_weights: Vec<u32>,
     #[serde(flatten)]
-    memory: Memory,
+    memory: PeakMemory,
     #[serde(skip)]
     size: String,
 }

@@ -8,7 +8,7 @@ use pp_runtime::schedule::{Costs, Limits, Schedule, Step};
 use serde::Serialize;
 
 use super::need::size;
-use super::subject::{Loaded, Memory};
+use super::subject::{Loaded, PeakMemory};
 use crate::args::ShowArgs;
 
 /// A schedule as `show` prints it.
@@ -21,7 +21,7 @@ struct Shown {
     /// By rank.
     actions: Vec<Vec<String>>,
     #[serde(flatten)]
-    memory: Memory,
+    memory: PeakMemory,
     #[serde(skip)]
     size: String,
     #[serde(skip)]

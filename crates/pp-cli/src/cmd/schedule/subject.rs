@@ -111,12 +111,12 @@ fn one_each(flag: &str, list: &PerStage, count: usize, what: &str) -> Result<Per
 
 /// By rank: the most bytes of activations at a time, if it is known what a stage keeps.
 #[derive(Serialize)]
-pub(super) struct Memory {
+pub(super) struct PeakMemory {
     #[serde(skip_serializing_if = "Option::is_none")]
     activation_bytes: Option<Vec<u64>>,
 }
 
-impl Display for Memory {
+impl Display for PeakMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(bytes) = &self.activation_bytes else {
             return Ok(());
@@ -166,13 +166,13 @@ impl Loaded {
     }
 
     /// The bytes of its activations.
-    pub(super) fn memory(&self, args: &MemoryArgs) -> Result<Memory, Error> {
+    pub(super) fn memory(&self, args: &MemoryArgs) -> Result<PeakMemory, Error> {
         let stages = self.schedule.stages() as usize;
         let size = args.activation_bytes.as_ref();
         let size = size.map(|size| one_each("--activation-bytes", size, stages, "stages"));
         let bytes = |size: PerStage| self.schedule.activations(|stage| size.of(stage));
         let activation_bytes = size.transpose()?.map(bytes);
-        Ok(Memory { activation_bytes })
+        Ok(PeakMemory { activation_bytes })
     }
 
     /// A refusal of the schedule.

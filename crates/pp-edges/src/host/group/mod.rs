@@ -26,7 +26,7 @@ use pp_contract::{DType, Generation};
 
 use self::call::Kind;
 use self::memory::{Memory, PIECE};
-use self::shared::Shared;
+use self::shared::SharedGroup;
 pub use self::shared::{GroupAbort, GroupMemory};
 use self::sum::{BLOCK, Sum};
 use crate::edge::GroupEnd;
@@ -52,7 +52,7 @@ const BYTES: DType = DType::U8;
 /// group.
 #[derive(Debug)]
 pub struct HostGroup {
-    shared: Arc<Shared>,
+    shared: Arc<SharedGroup>,
     counts: Counts<Memory>,
     log: GroupLog,
     sums: Vec<(DType, Sum)>,
@@ -68,7 +68,7 @@ impl HostGroup {
         recorder: &FlightRecorder,
         generation: Generation,
     ) -> Self {
-        let shared = Arc::new(Shared::new(made));
+        let shared = Arc::new(SharedGroup::new(made));
         let (name, ranks) = (shared.members.name(), shared.members.ranks());
         let log = GroupLog::new(recorder, name, ranks, generation);
         Self {

@@ -14,7 +14,7 @@ use crate::group::Members;
 
 /// What a member and its abort handles share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedGroup {
     pub(super) members: Members,
     pub(super) memory: Memory,
     /// By member.
@@ -23,7 +23,7 @@ pub(super) struct Shared {
     why: OnceLock<String>,
 }
 
-impl Shared {
+impl SharedGroup {
     /// What the member that has this memory shares.
     pub(super) fn new(made: GroupMemory) -> Self {
         let GroupMemory { members, memory } = made;
@@ -71,7 +71,7 @@ impl Shared {
 
 /// Ends a group from any thread. Clones are for the same group.
 #[derive(Clone, Debug)]
-pub struct GroupAbort(pub(super) Arc<Shared>);
+pub struct GroupAbort(pub(super) Arc<SharedGroup>);
 
 impl GroupAbort {
     /// Ends the group for all members: a call that waits returns an error, and so does every later one. The first reason
@@ -137,7 +137,7 @@ impl AsFd for GroupMemory {
     }
 }
 
-impl Shared {
+impl SharedGroup {
     #[cold]
     pub(super) fn explain(&self, own: Option<Waiting>, stop: Stop) -> TransportError {
         let member = match stop {

@@ -11,14 +11,14 @@ use pp_edges::error::TransportError;
 
 /// The life of all edges with one peer.
 #[derive(Debug)]
-pub(super) struct Life {
+pub(super) struct CopyLife {
     /// What they are, for errors: `the edges with rank 1`.
     what: String,
     dead: AtomicBool,
     why: OnceLock<String>,
 }
 
-impl Life {
+impl CopyLife {
     pub(super) fn new(what: String) -> Self {
         Self {
             what,
@@ -28,7 +28,7 @@ impl Life {
     }
 }
 
-impl EdgesLife for Life {
+impl EdgesLife for CopyLife {
     #[inline]
     fn check(&self) -> Result<(), TransportError> {
         if !self.is_dead() {

@@ -13,7 +13,7 @@ use pp_device::{
     CudaError, Device, DevicePtr, Event, PinnedBuffer, Registered, SharedMemory, Stream,
 };
 
-use super::life::{CopyEngine, Life};
+use super::life::{CopyEngine, CopyLife};
 use super::numbers::{self, FarSlot, Page, Side};
 use crate::gpu::{DeviceSlots, EdgesLife, Far as _, Lone, Mover, Slot};
 use crate::times::{LOOK_EVERY, TRIED_WITHIN};
@@ -126,7 +126,7 @@ pub(crate) fn make(
         fds.push(fd);
     }
     let what = format!("the edges with rank {}", peer.rank());
-    let life: Arc<dyn EdgesLife> = Arc::new(Life::new(what));
+    let life: Arc<dyn EdgesLife> = Arc::new(CopyLife::new(what));
     let paths = open(device, &life, &with_payloads, (streams, own), region, fds);
     let paths = both!(peer, paths);
     let ends = || with_payloads.iter().zip(&paths);

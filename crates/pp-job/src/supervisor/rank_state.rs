@@ -19,7 +19,7 @@ pub(super) struct Running {
 
 /// What is known of one rank.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Place {
+pub(super) struct RankState {
     pub(super) may_restart: bool,
     pub(super) running: Option<Running>,
     /// Whether the process that ended last had said that it takes signals.
@@ -42,7 +42,7 @@ pub(super) struct Place {
     pub(super) is_awaited: bool,
 }
 
-impl Place {
+impl RankState {
     /// The process to kill: its time to end by itself is over.
     pub(super) fn is_late(&mut self, now: Instant) -> Option<u32> {
         self.kill_at.take_if(|at| now >= *at).and(self.replaced)
