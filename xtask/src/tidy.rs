@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: rules of the house that neither rustc nor clippy knows.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -105,6 +106,7 @@ const SAFETY_WITHIN: usize = 15;
 
 /// Checks every tracked file and reports every fault; long files are reported without failing.
 pub(crate) fn run() -> Result<()> {
+    let mut types = BTreeSet::new();
     let (mut faults, mut long, mut program) = (Vec::new(), Vec::new(), 0);
     // New files count before they are added.
     let listed = git("ls-files --cached --others --exclude-standard");
@@ -131,6 +133,7 @@ pub(crate) fn run() -> Result<()> {
             continue;
         }
         faults.extend(faults_of(file, &text));
+        faults.extend(repeated_types(file, &text, &mut types));
         let lines = text.lines().count();
         if file.starts_with(PROGRAM) {
             program += lines;
@@ -156,6 +159,31 @@ pub(crate) fn run() -> Result<()> {
     ensure!(faults.is_empty(), "{} places are untidy", faults.len());
     println!("tidy: {} files are in order", files.len());
     Ok(())
+}
+
+/// Types in the product code of `file` that have the name of a type in `seen`, of the same crate. Adds the others to `seen`.
+fn repeated_types(file: &str, text: &str, seen: &mut BTreeSet<String>) -> Vec<String> {
+    let parts = file.split_once("/src/");
+    let of_product =
+        |(package, path): &(&str, &str)| package.starts_with("crates/") && !path.contains("tests");
+    let Some((package, _)) = parts.filter(of_product) else {
+        return Vec::new();
+    };
+    let product = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+    let repeated = product.lines().filter_map(|line| {
+        let is_prefix = |word: &&str| word.starts_with("pub") || *word == "unsafe";
+        let mut words = line.split_whitespace().skip_while(is_prefix);
+        let (kind, name) = (words.next()?, words.next()?);
+        let name = name
+            .split(|c: char| !c.is_alphanumeric() && c != '_')
+            .next()?;
+        // An indented `type` belongs to a trait.
+        let is_type = ["struct", "enum", "trait", "union"].contains(&kind)
+            || kind == "type" && !line.starts_with(' ');
+        let is_new = !is_type || name.is_empty() || seen.insert(format!("{package} {name}"));
+        (!is_new).then(|| format!("{file}: {package} has another type {name}; rename one of them"))
+    });
+    repeated.collect()
 }
 
 fn is_stray(file: &str) -> bool {
@@ -367,6 +395,22 @@ mod tests {
                 "README.md:3: there is no docs/gone.md"
             ]
         );
+    }
+
+    #[test]
+    fn two_types_of_a_crate_have_two_names() {
+        let mut seen = BTreeSet::new();
+        let mut found = |file, text| repeated_types(file, text, &mut seen).join("\n");
+        let product =
+            "pub(crate) struct A<T>(T);\n    type E = A;\n#[cfg(test)]\nmod tests { struct A; }\n";
+        assert_eq!(found(LIBRARY, product), "");
+        assert_eq!(found("crates/pp-job/src/a.rs", "struct A;\n"), "");
+        let fault = found(LIBRARY, "type E = u8;\n    trait A {}\n");
+        assert!(
+            fault.ends_with("pp-runtime has another type A; rename one of them"),
+            "{fault}"
+        );
+        assert_eq!(fault.lines().count(), 1, "{fault}");
     }
 
     #[test]
