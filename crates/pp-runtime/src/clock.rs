@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_stage_that_a_hard_cut_spared_has_no_times() {
-        // It was overtaken behind the first stage; rank 0 saw it come and did nothing.
+        // It was stale behind the first stage; rank 0 saw it come and did nothing.
         let stages = [stage([5, 10]), stage([0, 0]), exact([90_000, 0, 0])];
         let mut record = record(0, 100_000, &stages);
         record.dropped = true;

@@ -376,7 +376,7 @@ impl Difference<'_> {
 }
 
 impl<S> Sealed<S> {
-    /// The chunk was overtaken: nothing is compared.
+    /// The chunk was stale: nothing is compared.
     pub fn forget<N: Digester<Ticket = S>>(self, digester: &mut N) {
         digester.drop_unread(self.ticket);
     }

@@ -25,7 +25,7 @@ pub struct Ticket {
     /// The output by which it leaves the stage, and the lap in which the next stage works on it.
     pub way_out: (usize, u16),
     /// A stage before has seen that a hard cut overtook it.
-    pub is_overtaken: bool,
+    pub is_stale: bool,
 }
 
 /// What a rank is to do next. Stages and inputs are named by their places.

@@ -279,7 +279,7 @@ impl<L> Ledger<L> {
         &mut self,
         got: ChunkIndex,
         is_current: bool,
-        is_overtaken: bool,
+        is_stale: bool,
     ) -> Result<Option<L>, Unexpected> {
         let mut entries = self.entries.iter_mut();
         let at = entries.position(|entry| match self.step {
@@ -296,7 +296,7 @@ impl<L> Ledger<L> {
                 self.entries.remove(at);
             }
             if record.is_some() {
-                let count = match is_overtaken {
+                let count = match is_stale {
                     true => &mut self.counts.dropped,
                     false => &mut self.counts.emitted,
                 };

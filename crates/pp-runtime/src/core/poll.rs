@@ -47,7 +47,7 @@ impl<L, C, W> RankCore<L, C, W> {
             // Chunks of one lap leave in order, so what is being worked on comes first.
             let mut working = state.working.iter();
             let is_next = working.all(|(working, _)| working.lap != ticket.lap);
-            let passes = self.is_overtaken(stage, ticket) && is_next;
+            let passes = self.is_stale(stage, ticket) && is_next;
             passes.then_some(Decision::PassOn { stage, input })
         })
     }
@@ -77,7 +77,7 @@ impl<L, C, W> RankCore<L, C, W> {
     fn runs(&self, stage: usize, input: usize, facts: &StageFacts) -> Option<Decision> {
         let (ticket, _) = &self.stages[stage].waiting[input][self.next_at(stage, input)?];
         let is_ready = facts.is_here[input] && facts.is_free[ticket.way_out.0];
-        let runs = is_ready && !self.is_overtaken(stage, ticket);
+        let runs = is_ready && !self.is_stale(stage, ticket);
         runs.then_some(Decision::Run { stage, input })
     }
 

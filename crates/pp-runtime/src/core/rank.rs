@@ -26,7 +26,7 @@ pub struct RankCore<L, C, W> {
     /// On the rank of the source.
     pub(super) ledger: Option<Ledger<L>>,
     pub(super) attempt: u16,
-    /// Chunks of older epochs are overtaken by a hard cut.
+    /// Chunks of older epochs are made stale by a hard cut.
     pub(super) oldest: CacheEpoch,
     /// The first chunk that the sink does not have.
     not_taken: ChunkIndex,
@@ -104,9 +104,9 @@ impl<L, C, W> RankCore<L, C, W> {
     }
 
     /// Whether a hard cut overtook the chunk. What a group has begun all its members do: the leader alone judges.
-    pub(super) fn is_overtaken(&self, stage: usize, ticket: &Ticket) -> bool {
+    pub(super) fn is_stale(&self, stage: usize, ticket: &Ticket) -> bool {
         let follows = self.stages[stage].stage.follows();
-        !follows && (ticket.is_overtaken || ticket.epoch < self.oldest)
+        !follows && (ticket.is_stale || ticket.epoch < self.oldest)
     }
 
     /// Whether a chunk waits that the leader of a group has begun: the other members wait for this rank in a collective.
@@ -163,7 +163,7 @@ impl<L, C, W> RankCore<L, C, W> {
     }
 
     /// The chunk of a [`Decision::Build`] was built. If a hard cut begins it, chunks of an older
-    /// epoch are overtaken from now on: gives that epoch, which the other ranks are to be told.
+    /// epoch are stale from now on: gives that epoch, which the other ranks are to be told.
     pub fn handle_built(
         &mut self,
         chunk: ChunkIndex,
@@ -301,7 +301,7 @@ impl<L, C, W> RankCore<L, C, W> {
             state.epochs.resize(lap + 1, None);
         }
         let last = state.epochs[lap];
-        if !is_dropped && !ticket.is_overtaken {
+        if !is_dropped && !ticket.is_stale {
             state.epochs[lap] = Some(ticket.epoch);
         }
         (ticket, record, last != Some(ticket.epoch))
@@ -355,11 +355,11 @@ impl<L, C, W> RankCore<L, C, W> {
         &mut self,
         chunk: ChunkIndex,
         attempt: u16,
-        is_overtaken: bool,
+        is_stale: bool,
     ) -> Result<Option<L>, Unexpected> {
         // To a rank that is alone nothing comes again.
         let is_current = attempt == self.attempt || self.is_alone();
-        self.ledger().accept(chunk, is_current, is_overtaken)
+        self.ledger().accept(chunk, is_current, is_stale)
     }
 
     /// Nothing more comes over any edge, and no work of a group is ever done.

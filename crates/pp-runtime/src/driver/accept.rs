@@ -55,9 +55,9 @@ where
         message: &Message<S::Plan>,
         blame: Blame,
     ) -> Result<(), Fault> {
-        let is_overtaken = message.is_stale();
+        let is_stale = message.is_stale();
         let core = &mut self.run.core;
-        let accepted = core.handle_accepted(stamp.chunk_index, stamp.attempt, is_overtaken);
+        let accepted = core.handle_accepted(stamp.chunk_index, stamp.attempt, is_stale);
         let accepted = accepted.map_err(|e| blame.body("receive acceptance", &e))?;
         let Some(mut admitted) = accepted else {
             return Ok(());
@@ -68,13 +68,13 @@ where
         for (at, stage) in (1..).zip(&mut admitted.record.stages) {
             stage.take_in(message.trail().of(&self.run.options.pipeline, at));
         }
-        self.forget(admitted, (!is_overtaken).then_some(message.note()))
+        self.forget(admitted, (!is_stale).then_some(message.note()))
     }
 
     /// Stores the record of a chunk that is no longer in flight. `note` is what the sink says of the chunk; `None` if a hard
     /// cut overtook the chunk.
     fn forget(&mut self, mut admitted: Admitted<E, S>, note: Option<&[u8]>) -> Result<(), Fault> {
-        let is_overtaken = note.is_none();
+        let is_stale = note.is_none();
         let chunk = admitted.place.chunk;
         let source = self.run.stages.source.as_mut();
         let source = source.expect("rank 0 has the source");
@@ -90,12 +90,12 @@ where
             record.build_end_ns = record.build_start_ns.saturating_add(built_ns);
         }
         record.accepted_ns = now_ns();
-        record.dropped = is_overtaken;
+        record.dropped = is_stale;
         record.sink_queue = self.run.stages.work.last().map_or(0, |last| last.queued());
         let mut record = std::mem::take(record);
         self.run.clock.place(&mut record);
         self.run.recorder.push(record);
-        if is_overtaken {
+        if is_stale {
             // Not poisoned: what still moves is reaped when it is done.
             drop(admitted.sending.take());
             tracing::debug!(

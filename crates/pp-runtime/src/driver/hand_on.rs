@@ -34,7 +34,7 @@ where
             attempt: waiting.stamp.attempt,
             lap,
             way_out: way_out(pipeline, at, lap, laps),
-            is_overtaken: waiting.message.is_stale(),
+            is_stale: waiting.message.is_stale(),
         };
         if let Some(admitted) = run.core.admitted(ticket.chunk)
             && !run.places[stage].follows()

@@ -155,13 +155,13 @@ where
             ..lost.place
         };
         let call_id = lost.call_id;
-        let is_overtaken = place.epoch < oldest;
+        let is_stale = place.epoch < oldest;
         let kept = Kept {
             lost,
             context: &run.context,
         };
         let source = run.stages.source.as_mut().expect("rank 0 has the source");
-        let composed = match is_overtaken {
+        let composed = match is_stale {
             // Only the sink can say whether it has the chunk.
             true => None,
             false if rebuilds => Some(source.rebuild(place, &lost.message, &kept, &mut slot)),

@@ -375,7 +375,7 @@ fn ticket(chunk: u64) -> Ticket {
         attempt: 0,
         lap: 0,
         way_out: (ONWARD, 0),
-        is_overtaken: false,
+        is_stale: false,
     }
 }
 

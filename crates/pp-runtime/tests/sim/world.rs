@@ -106,7 +106,7 @@ struct Message {
     attempt: u16,
     /// The lap in which the stage that gets it works on it.
     lap: u16,
-    is_overtaken: bool,
+    is_stale: bool,
     /// The plan brings what a stage must know of the chunks before.
     rebuilds: bool,
     /// Where its payload lies.
@@ -175,7 +175,7 @@ struct Node {
     /// Where its payload will lie, if the rank asks for it and it is not here.
     asked: Vec<[Pool; 2]>,
     /// Whether a hard cut overtook it, as far as the rank knows.
-    is_overtaken: Vec<[bool; 2]>,
+    is_stale: Vec<[bool; 2]>,
     /// Free slots of the outputs to stages of the same rank.
     free: Vec<[u8; 2]>,
     kept: Vec<Kept>,
@@ -351,7 +351,7 @@ impl Map {
                 .collect(),
             is_here: vec![[false; 2]; places.len()],
             asked: vec![[Pool::None; 2]; places.len()],
-            is_overtaken: vec![[false; 2]; places.len()],
+            is_stale: vec![[false; 2]; places.len()],
             free: places.iter().map(slots).collect(),
             kept: Vec::new(),
             context: VecDeque::new(),
@@ -419,8 +419,8 @@ impl Shared {
                 node.is_here[stage][input] = oldest.is_some_and(|(is_here, _)| is_here);
                 let asked = oldest.filter(|(is_here, _)| !is_here);
                 node.asked[stage][input] = asked.map_or(Pool::None, |(_, message)| message.slot);
-                node.is_overtaken[stage][input] = oldest
-                    .is_some_and(|(_, message)| message.is_overtaken || message.epoch < node.told);
+                node.is_stale[stage][input] = oldest
+                    .is_some_and(|(_, message)| message.is_stale || message.epoch < node.told);
             }
         }
         // As the driver does before it asks its core. Once there is a fault, it is too late.
@@ -573,7 +573,7 @@ impl World {
     fn infer_of(ticket: &Ticket, message: Message) -> Message {
         Message {
             lap: ticket.way_out.1,
-            is_overtaken: ticket.is_overtaken,
+            is_stale: ticket.is_stale,
             slot: Pool::None,
             ..message
         }

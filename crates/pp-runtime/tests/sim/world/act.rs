@@ -49,7 +49,7 @@ impl World {
                 let (ticket, waiting, _) = self.node(rank).core.begin(stage, input);
                 self.leave(map, rank, &waiting);
                 let mut message = Self::infer_of(&ticket, waiting.message);
-                message.is_overtaken = true;
+                message.is_stale = true;
                 if map.places[rank][stage].is_sink {
                     self.node(rank).core.handle_taken(ticket.chunk);
                     self.remember_said(map, ticket.chunk.get(), true);
@@ -71,9 +71,9 @@ impl World {
                     "only what was sent twice is dropped",
                     || format!("{ticket:?}"),
                 );
-                if let (Some((_, is_overtaken)), true) = (said, is_current) {
+                if let (Some((_, is_stale)), true) = (said, is_current) {
                     let mut message = Self::infer_of(&ticket, waiting.message);
-                    message.is_overtaken = is_overtaken;
+                    message.is_stale = is_stale;
                     self.hand_on(map, (rank, stage), &ticket, message);
                 }
             }
@@ -183,7 +183,7 @@ impl World {
             epoch,
             attempt: self.node(0).core.attempt(),
             lap: 0,
-            is_overtaken: true,
+            is_stale: true,
             rebuilds,
             slot: Pool::None,
         };
@@ -191,9 +191,9 @@ impl World {
     }
 
     /// What the sink said of a chunk: whether it passed the chunk over. Of so many chunks as can be in flight.
-    fn remember_said(&mut self, map: &Map, chunk: u64, is_overtaken: bool) {
+    fn remember_said(&mut self, map: &Map, chunk: u64, is_stale: bool) {
         if map.shape.deaths > 0 {
-            self.said.push_back((chunk, is_overtaken));
+            self.said.push_back((chunk, is_stale));
             if self.said.len() > usize::from(map.shape.depth) {
                 self.said.pop_front();
             }
@@ -209,7 +209,7 @@ impl World {
             epoch,
             attempt,
             lap: 0,
-            is_overtaken: false,
+            is_stale: false,
             rebuilds,
             slot,
         };
@@ -330,7 +330,7 @@ impl World {
         let place = map.places[rank][stage];
         hold(
             epoch >= node.told || place.follows(),
-            "nothing overtaken is worked on",
+            "nothing stale is worked on",
             detail,
         );
         let is_sink = place.is_sink;

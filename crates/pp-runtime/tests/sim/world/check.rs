@@ -58,7 +58,7 @@ impl World {
                 let goes = |output| {
                     facts[inside].is_free[output] || places[inside].outputs[output] == Wire::None
                 };
-                let has_work = !self.at(rank).is_overtaken[inside][other];
+                let has_work = !self.at(rank).is_stale[inside][other];
                 let is_here = facts[inside].is_here[other] && has_work;
                 let is_ready = is_here && goes(ONWARD) && goes(LAP);
                 hold(

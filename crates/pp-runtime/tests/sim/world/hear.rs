@@ -59,7 +59,7 @@ impl World {
             attempt: message.attempt,
             lap: message.lap,
             way_out: way_out(&map.shape.pipeline, at, message.lap, laps),
-            is_overtaken: message.is_overtaken,
+            is_stale: message.is_stale,
         };
         let waiting = super::Waiting { message, is_here };
         let arrived = self
@@ -107,7 +107,7 @@ impl World {
         let chunk = message.chunk;
         let (index, attempt) = (Self::index(chunk), message.attempt);
         let core = &mut self.node(0).core;
-        let accepted = core.handle_accepted(index, attempt, message.is_overtaken);
+        let accepted = core.handle_accepted(index, attempt, message.is_stale);
         hold(accepted.is_ok(), "chunks are accepted in order", || {
             format!("{accepted:?}")
         });

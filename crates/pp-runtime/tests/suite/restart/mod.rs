@@ -55,7 +55,7 @@ fn run_with(options: RankOptions, cuts: &[Cut], lives: &[Life], drains: bool) ->
     }
 }
 
-/// What was taken is right and in order, and what is missing was overtaken by a hard cut.
+/// What was taken is right and in order, and what is missing was made stale by a hard cut.
 fn check(end: &End, lives: &[Life]) {
     let (pipeline, cuts, seen) = (&end.options.pipeline, &end.cuts, &end.seen);
     let about = || format!("{pipeline}, depth {}, {lives:?}", end.options.depth);
