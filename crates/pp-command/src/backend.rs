@@ -10,7 +10,7 @@ use pp_device::{CudaError, Device};
 use pp_job::{Error, ThisRank};
 use pp_kernels::{Description, KernelSet, check_device};
 pub use pp_transport::gpu_backend::GpuBackend;
-use pp_transport::gpu_backend::Way;
+use pp_transport::gpu_backend::GpuTransport;
 use pp_transport::launch::Launcher;
 use pp_transport::nccl::{Nccl, NcclBackend, uuid_text};
 
@@ -219,8 +219,8 @@ pub fn choose_transport(
         return Ok((Backend::Host, None));
     };
     let need = match way {
-        Way::Best => Need::IfThere,
-        Way::P2p | Way::Nccl => Need::Must,
+        GpuTransport::Best => Need::IfThere,
+        GpuTransport::P2p | GpuTransport::Nccl => Need::Must,
     };
     match find(this, env, (need, "--transport host"), way) {
         Ok(gpu) => {
@@ -264,7 +264,7 @@ fn find(
     this: ThisRank<'_>,
     env: &Env,
     (need, without_gpus): (Need, &str),
-    way: Way,
+    way: GpuTransport,
 ) -> Result<GpuBackend, String> {
     let count = Device::count().map_err(|error| match (need, error) {
         // Where a GPU is only hoped for, `pp doctor` gives the advice.
@@ -292,7 +292,7 @@ fn find(
         ));
     }
     let nccl = match (this.launch().world_size().get(), way) {
-        (2.., Way::Nccl) => Some(Nccl::load().map_err(|e| with_source(&e))?),
+        (2.., GpuTransport::Nccl) => Some(Nccl::load().map_err(|e| with_source(&e))?),
         _ => None,
     };
     let device = Device::open(ordinal).map_err(|e| with_source(&e))?;

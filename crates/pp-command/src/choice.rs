@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use pp_kernels::KernelSet;
-use pp_transport::gpu_backend::Way;
+use pp_transport::gpu_backend::GpuTransport;
 
 /// Where stages get their kernels.
 #[derive(Clone, Debug)]
@@ -53,11 +53,11 @@ impl TransportChoice {
 
     /// Gives the way between GPUs, where payloads are to lie there, or may.
     #[must_use]
-    pub fn way(self) -> Option<Way> {
+    pub fn way(self) -> Option<GpuTransport> {
         match self {
-            Self::Auto => Some(Way::Best),
-            Self::P2p => Some(Way::P2p),
-            Self::Nccl => Some(Way::Nccl),
+            Self::Auto => Some(GpuTransport::Best),
+            Self::P2p => Some(GpuTransport::P2p),
+            Self::Nccl => Some(GpuTransport::Nccl),
             Self::Host => None,
         }
     }

@@ -25,7 +25,7 @@ const WHAT: &str = "choose a way between GPUs";
 
 /// The way that payloads take between two GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum GpuTransport {
     /// By copy engine over NVLink, where that works, else by NCCL. What was taken is said, and why.
     Best,
     /// By copy engine, also over the bus.
@@ -49,7 +49,7 @@ enum Taken {
 #[derive(Debug)]
 pub struct GpuBackend {
     nccl: NcclBackend,
-    way: Way,
+    way: GpuTransport,
     /// Is given a line for each peer that says which way the edges take, where that was left to us; and one for each group,
     /// unless NCCL was asked for.
     say: fn(&str),
@@ -61,7 +61,7 @@ pub struct GpuBackend {
 
 impl GpuBackend {
     /// A backend that takes this way, and says what it chose.
-    pub fn new(nccl: NcclBackend, way: Way, say: fn(&str)) -> Self {
+    pub fn new(nccl: NcclBackend, way: GpuTransport, say: fn(&str)) -> Self {
         Self {
             nccl,
             way,
@@ -104,7 +104,7 @@ impl GpuBackend {
             return Err(Unreachable::NotShared);
         }
         match self.device.reach(uuid)? {
-            Reach::Bus if self.way == Way::Best => Err(Unreachable::Bus),
+            Reach::Bus if self.way == GpuTransport::Best => Err(Unreachable::Bus),
             Reach::Itself | Reach::NvLink | Reach::Bus => Ok(()),
             Reach::Not => Err(Unreachable::Not),
             Reach::Hidden => Err(Unreachable::Hidden),
@@ -113,7 +113,7 @@ impl GpuBackend {
 
     /// Loads NCCL, and compares with a peer what must be the same for it, unless the handshake has.
     fn agree_on_nccl(&mut self, peer: &mut dyn Peer, why: &str) -> Result<(), Fault> {
-        if self.way == Way::Nccl {
+        if self.way == GpuTransport::Nccl {
             return Ok(());
         }
         if self.nccl.nccl.is_none() {
@@ -137,7 +137,7 @@ impl GpuBackend {
 
     /// Says which way the edges with a peer take, if that was left to us: the lower rank does.
     fn tell(&mut self, peer: &dyn Peer, edges: &[EdgeEnd], way: &str, why: &str) {
-        if self.way != Way::Best || peer.own_rank() > peer.rank() {
+        if self.way != GpuTransport::Best || peer.own_rank() > peer.rank() {
             return;
         }
         let mut line = String::from("edges between ranks: ");
@@ -214,9 +214,9 @@ impl Backend for GpuBackend {
     /// NCCL's own are compared where it is used, once that is known.
     fn settings(&self) -> Vec<(String, String)> {
         let transport = match self.way {
-            Way::Best => "p2p or nccl",
-            Way::P2p => "p2p",
-            Way::Nccl => return self.nccl.settings(),
+            GpuTransport::Best => "p2p or nccl",
+            GpuTransport::P2p => "p2p",
+            GpuTransport::Nccl => return self.nccl.settings(),
         };
         vec![("transport".into(), transport.into())]
     }
@@ -229,7 +229,7 @@ impl Backend for GpuBackend {
     fn capabilities(&self) -> Capabilities {
         let name = match (self.taken, self.way) {
             ([true, true], _) => "p2p+nccl",
-            ([true, false], _) | ([false, false], Way::P2p) => "p2p",
+            ([true, false], _) | ([false, false], GpuTransport::P2p) => "p2p",
             _ => "nccl",
         };
         Capabilities {
@@ -240,7 +240,7 @@ impl Backend for GpuBackend {
     }
 
     fn load_ahead(&mut self) {
-        if self.way == Way::Nccl {
+        if self.way == GpuTransport::Nccl {
             self.nccl.load_ahead();
         }
     }
@@ -254,14 +254,14 @@ impl Backend for GpuBackend {
         let edges = in_order(edges);
         let has_payloads = edges.iter().any(|end| end.shape.has_payloads());
         let mut why = String::new();
-        if has_payloads && self.way != Way::Nccl {
+        if has_payloads && self.way != GpuTransport::Nccl {
             match self.try_p2p(peer, &edges, bell)? {
                 Ok(tried) => {
                     self.taken[0] = true;
                     self.tell(peer, &edges, "p2p", "");
                     return Ok((GpuAgreed(Taken::P2p(tried)), None));
                 }
-                Err(reason) if self.way == Way::P2p => {
+                Err(reason) if self.way == GpuTransport::P2p => {
                     let text = format!("{reason}; use --transport auto or nccl");
                     return Err(Fault::new(FaultKind::Device, peer.own_rank(), WHAT, text));
                 }
@@ -298,7 +298,7 @@ impl Backend for GpuBackend {
             for rank in &members.ranks()[1..] {
                 self.agree_on_nccl(&mut *neighbours.neighbour(*rank), why)?;
             }
-            if self.way != Way::Nccl {
+            if self.way != GpuTransport::Nccl {
                 let line = format!("group {} nccl", members.name());
                 (self.say)(&line);
             }

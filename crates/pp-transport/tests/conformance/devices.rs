@@ -11,7 +11,7 @@ use pp_device::{Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::flight::FlightRecorder;
 use pp_transport::gpu::{DeviceRx, DeviceTx};
-use pp_transport::gpu_backend::{GpuBackend, Way};
+use pp_transport::gpu_backend::{GpuBackend, GpuTransport};
 use pp_transport::nccl::{Issuer, Nccl, NcclBackend};
 
 use crate::two_way::how;
@@ -99,8 +99,13 @@ impl Held {
         let nccl = Nccl::load().unwrap();
         let devices = [0, 1].map(|ordinal| Device::open(ordinal).unwrap());
         let with_nccl = |device: &Device| NcclBackend::new(device.clone(), nccl.clone());
-        let p2p =
-            |device: &Device| GpuBackend::new(NcclBackend::alone(device.clone()), Way::P2p, |_| {});
+        let p2p = |device: &Device| {
+            GpuBackend::new(
+                NcclBackend::alone(device.clone()),
+                GpuTransport::P2p,
+                |_| {},
+            )
+        };
         Self {
             nccl: devices.each_ref().map(with_nccl),
             p2p: devices.each_ref().map(p2p),

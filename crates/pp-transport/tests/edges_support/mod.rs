@@ -16,7 +16,7 @@ use pp_transport::control::{ControlChannel, ControlError, ControlSender, Message
 use pp_transport::edge::Edges;
 use pp_transport::error::TransportError;
 use pp_transport::gpu::{DeviceRx, DeviceTx};
-use pp_transport::gpu_backend::{GpuBackend, Way};
+use pp_transport::gpu_backend::{GpuBackend, GpuTransport};
 use pp_transport::host::{RxLease, TxLease};
 use pp_transport::launch::Via;
 use pp_transport::nccl::{Nccl, NcclBackend};
@@ -336,9 +336,9 @@ other_gpus! {
     /// The same without NCCL: what a job of one rank has.
     OneGpu(NcclBackend) = NcclBackend::alone;
     /// By copy engine.
-    P2pGpu(GpuBackend) = |device| GpuBackend::new(NcclBackend::alone(device), Way::P2p, |_| {});
+    P2pGpu(GpuBackend) = |device| GpuBackend::new(NcclBackend::alone(device), GpuTransport::P2p, |_| {});
     /// Whichever way is there.
-    AnyGpu(GpuBackend) = |device| GpuBackend::new(NcclBackend::alone(device), Way::Best, hear);
+    AnyGpu(GpuBackend) = |device| GpuBackend::new(NcclBackend::alone(device), GpuTransport::Best, hear);
 }
 
 /// What the ranks of this process have said about the ways that they take.

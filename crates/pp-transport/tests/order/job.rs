@@ -16,7 +16,7 @@ use pp_transport::backend::Backend;
 use pp_transport::edge::Edges;
 use pp_transport::error::TransportError;
 use pp_transport::gpu::{DeviceRx, DeviceTx, Receiving, Sending};
-use pp_transport::gpu_backend::{GpuBackend, Way};
+use pp_transport::gpu_backend::{GpuBackend, GpuTransport};
 use pp_transport::host::EdgeShape;
 use pp_transport::in_flight::{Completion, InFlight};
 use pp_transport::launch::Via;
@@ -164,7 +164,7 @@ fn child() {
     let job = Job::new(chunks, cut);
     let wrong = match std::env::var(BY_P2P) {
         Ok(generations) => job.over(shape, generations.parse().unwrap(), |device| {
-            GpuBackend::new(NcclBackend::alone(device), Way::P2p, |_| {})
+            GpuBackend::new(NcclBackend::alone(device), GpuTransport::P2p, |_| {})
         }),
         Err(_) => job.over(shape, 1, |device| {
             let mut backend = NcclBackend::new(device, Nccl::load().unwrap());
