@@ -83,7 +83,7 @@ impl Bell {
 
     /// Wakes the thread that waits. Safe to call from any thread, at any time, as often as wanted.
     pub fn ring(&self) {
-        if self.words().strike() {
+        if self.words().ring() {
             // A failed wake leaves the sleeper to its timeout; the caller can do nothing about it.
             let _ = futex::wake(&self.words().rings, futex::Flags::empty(), u32::MAX >> 1);
         }
@@ -200,7 +200,7 @@ mod tests {
         let bell = Bell::new().unwrap();
         drop(bell.listen());
         bell.ring();
-        assert!(!bell.words().strike());
+        assert!(!bell.words().ring());
         assert!(!bell.listen().was_rung());
     }
 }

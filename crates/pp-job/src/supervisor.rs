@@ -269,7 +269,7 @@ impl SupervisedJob {
                     reports::mark(&self.report);
                     self.ended.push_back((rank, child, Instant::now()));
                 }
-                Ok(Notice::Mark) => self.bury()?,
+                Ok(Notice::Mark) => self.reap()?,
                 Ok(Notice::Event(event)) => {
                     if let Event::ReportsOver = event {
                         self.marked_within = Duration::ZERO;
@@ -283,14 +283,14 @@ impl SupervisedJob {
             let within = self.marked_within;
             let is_late = |(_, _, since): &(_, _, Instant)| since.elapsed() >= within;
             while self.ended.front().is_some_and(is_late) {
-                self.bury()?;
+                self.reap()?;
             }
         }
         Ok(())
     }
 
     /// All that the first of those that have ended reported is read.
-    fn bury(&mut self) -> Result<(), Error> {
+    fn reap(&mut self) -> Result<(), Error> {
         let Some((rank, mut child, _)) = self.ended.pop_front() else {
             return Ok(());
         };

@@ -23,7 +23,7 @@ impl BellWords {
     pub fn listen(&self) -> Ticket {
         self.listeners.fetch_add(1, Ordering::SeqCst);
         let ticket = Ticket(self.rings.load(Ordering::SeqCst));
-        // Pairs with the first fence in `strike`: either the ringer sees the listener, or the
+        // Pairs with the first fence in `ring`: either the ringer sees the listener, or the
         // listener sees what the ringer has done before.
         fence(Ordering::SeqCst);
         ticket
@@ -42,7 +42,7 @@ impl BellWords {
     /// Announces a sleeper and says whether it may sleep; [`BellWords::leave`] must follow.
     pub fn enter(&self, ticket: Ticket) -> bool {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        // Pairs with the second fence in `strike`: either the ringer sees the sleeper, or the
+        // Pairs with the second fence in `ring`: either the ringer sees the sleeper, or the
         // sleeper sees the ring.
         fence(Ordering::SeqCst);
         self.is_silent_since(ticket)
@@ -54,7 +54,7 @@ impl BellWords {
     }
 
     /// Rings, if anybody listens; true when a sleeper must be woken.
-    pub fn strike(&self) -> bool {
+    pub fn ring(&self) -> bool {
         fence(Ordering::SeqCst);
         if self.listeners.load(Ordering::SeqCst) == 0 {
             return false;

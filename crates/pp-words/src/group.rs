@@ -155,7 +155,7 @@ pub enum Stop {
     /// That member has left the group.
     Left { member: usize },
     /// A word of that member is nothing that it can have written.
-    Nonsense {
+    InvalidWord {
         member: usize,
         word: &'static str,
         value: u64,
@@ -256,7 +256,7 @@ impl<W: GroupWords> Counts<W> {
             };
         }
         if entered != self.entered && Some(entered) != self.entered.checked_add(1) {
-            return Err(nonsense(member, "entered", entered));
+            return Err(invalid(member, "entered", entered));
         }
         let call = call_of(words, self.entered);
         if call != self.call {
@@ -278,7 +278,7 @@ impl<W: GroupWords> Counts<W> {
         for member in self.others() {
             let word = &self.words.member(member).consumed.0;
             if !advance(&mut self.consumed[member], word, self.steps, steps)
-                .map_err(|value| nonsense(member, "consumed", value))?
+                .map_err(|value| invalid(member, "consumed", value))?
             {
                 return Ok(false);
             }
@@ -308,7 +308,7 @@ impl<W: GroupWords> Counts<W> {
         let word = &self.words.member(member).published.0;
         let seen = &mut self.published[member];
         advance(seen, word, self.steps, self.steps + 1)
-            .map_err(|value| nonsense(member, "published", value))
+            .map_err(|value| invalid(member, "published", value))
     }
 
     /// This member is done with the pieces of this step.
@@ -362,7 +362,7 @@ impl<W: GroupWords> Counts<W> {
             return if is_gone { gone } else { Ok(false) };
         }
         if begun != transfers {
-            return Err(nonsense(other, "begun", begun));
+            return Err(invalid(other, "begun", begun));
         }
         let theirs = words.bytes.load(Ordering::Relaxed);
         if theirs != bytes {
@@ -386,7 +386,7 @@ impl<W: GroupWords> Counts<W> {
         };
         match moved.checked_sub(base) {
             Some(moved) if moved <= most => Ok(moved >= least),
-            _ => Err(nonsense(other, "moved", moved)),
+            _ => Err(invalid(other, "moved", moved)),
         }
     }
 
@@ -527,8 +527,8 @@ fn advance(seen: &mut u64, word: &AtomicU64, steps: u64, least: u64) -> Result<b
     Ok(value >= least)
 }
 
-fn nonsense(member: usize, word: &'static str, value: u64) -> Stop {
-    Stop::Nonsense {
+fn invalid(member: usize, word: &'static str, value: u64) -> Stop {
+    Stop::InvalidWord {
         member,
         word,
         value,

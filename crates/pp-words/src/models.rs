@@ -203,7 +203,7 @@ struct Futex {
 
 impl Futex {
     fn ring(&self) {
-        if self.words.strike() {
+        if self.words.ring() {
             let _kernel = self.kernel.lock().unwrap();
             self.queue.notify_all();
         }
@@ -522,11 +522,11 @@ fn the_last_of_those_that_wait_for_each_other_sees_it() {
         let [mut one, mut other] = pair();
         let first = thread::spawn(move || {
             one.enter(call(7));
-            one.words.member(1).bell.strike();
+            one.words.member(1).bell.ring();
             one.stuck_with().is_some()
         });
         other.begin(Side::Sender, 0, 9);
-        other.words.member(0).bell.strike();
+        other.words.member(0).bell.ring();
         let second = other.stuck_with().is_some();
         assert!(first.join().unwrap() || second);
     });

@@ -59,7 +59,7 @@ const RETURNED: u32 = 5;
 
 /// A word that the protocol cannot have written: the peer did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nonsense {
+pub struct InvalidWord {
     pub peer: Rank,
     pub slot: u32,
     pub word: u32,
@@ -128,7 +128,7 @@ impl<W: SlotWords> Producer<W> {
     ///
     /// # Errors
     /// The word holds what no honest peer leaves there.
-    pub fn has_come_back(&self, slot: u32) -> Result<bool, Nonsense> {
+    pub fn has_come_back(&self, slot: u32) -> Result<bool, InvalidWord> {
         // In this order, with what another thread has seen before the word: where that thread saw
         // the slot come back, so does this one, unless the peer took it again.
         let own = self.own[slot as usize].load(Ordering::Acquire);
@@ -143,7 +143,7 @@ impl<W: SlotWords> Producer<W> {
                 Ok(true)
             }
             (WITH_CONSUMER, IN_FLIGHT) => Ok(false),
-            (word, _) => Err(Nonsense {
+            (word, _) => Err(InvalidWord {
                 peer: self.peer,
                 slot,
                 word,
@@ -201,7 +201,7 @@ impl<W: SlotWords> Producer<W> {
 
 /// Why a slot that a frame names cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotOurs {
+pub enum BadSlot {
     /// There is no slot of that number.
     NoSuchSlot,
     /// The peer did not hand it over, or this side still reads it.
@@ -231,14 +231,14 @@ impl<W: SlotWords> Consumer<W> {
     }
 
     /// Takes the slot that a frame names.
-    pub fn take(&self, slot: u32) -> Result<(), NotOurs> {
-        let own = self.own.get(slot as usize).ok_or(NotOurs::NoSuchSlot)?;
+    pub fn take(&self, slot: u32) -> Result<(), BadSlot> {
+        let own = self.own.get(slot as usize).ok_or(BadSlot::NoSuchSlot)?;
         if !self.is_here(slot) {
-            return Err(NotOurs::NotHandedOver);
+            return Err(BadSlot::NotHandedOver);
         }
         own.compare_exchange(FREE, LEASED, Ordering::AcqRel, Ordering::Relaxed)
             .map(drop)
-            .map_err(|_| NotOurs::NotHandedOver)
+            .map_err(|_| BadSlot::NotHandedOver)
     }
 
     /// Gives the slot back: the credit travels with this store.
@@ -311,12 +311,12 @@ mod tests {
         let word = &tx.words().word(slot).0;
         word.store(77, Ordering::Release);
         let peer = PEER;
-        let nonsense = |word| Err(Nonsense { peer, slot, word });
-        assert_eq!(tx.has_come_back(slot), nonsense(77));
+        let invalid = |word| Err(InvalidWord { peer, slot, word });
+        assert_eq!(tx.has_come_back(slot), invalid(77));
         rx.give_back(slot);
         assert_eq!(tx.has_come_back(slot), Ok(true));
         word.store(WITH_CONSUMER, Ordering::Release);
-        assert_eq!(tx.has_come_back(slot), nonsense(WITH_CONSUMER));
+        assert_eq!(tx.has_come_back(slot), invalid(WITH_CONSUMER));
         // It was seen to be back before, and that counts.
         tx.redeem(slot);
         tx.submit(slot);
@@ -345,12 +345,12 @@ mod tests {
     #[test]
     fn a_slot_that_was_not_handed_over_is_refused() {
         let (tx, rx) = edge(2);
-        assert_eq!(rx.take(2), Err(NotOurs::NoSuchSlot));
-        assert_eq!(rx.take(0), Err(NotOurs::NotHandedOver));
+        assert_eq!(rx.take(2), Err(BadSlot::NoSuchSlot));
+        assert_eq!(rx.take(0), Err(BadSlot::NotHandedOver));
         let slot = tx.lease().unwrap();
         tx.submit(slot);
         rx.take(slot).unwrap();
-        assert_eq!(rx.take(slot), Err(NotOurs::NotHandedOver), "read twice");
+        assert_eq!(rx.take(slot), Err(BadSlot::NotHandedOver), "read twice");
     }
 
     #[test]

@@ -17,9 +17,9 @@ use super::shape::Shape;
 
 /// Clean frames of the chunks that are under way.
 #[derive(Debug, Default)]
-pub(super) struct Shelf(RefCell<BTreeMap<u64, Vec<u8>>>);
+pub(super) struct CleanStore(RefCell<BTreeMap<u64, Vec<u8>>>);
 
-impl Shelf {
+impl CleanStore {
     /// Puts the frames of a chunk there; there may be bytes behind them.
     pub(super) fn put(&self, chunk: ChunkIndex, frames: Vec<u8>) {
         self.0.borrow_mut().insert(chunk.get(), frames);
@@ -38,7 +38,7 @@ impl Shelf {
 
 /// Where the sink finds them.
 pub(super) enum CleanFrames {
-    Here(Rc<Shelf>),
+    Here(Rc<CleanStore>),
     Again(Box<InputAgain>),
 }
 
@@ -77,8 +77,8 @@ impl CleanFrames {
         let header = shape.header();
         let mut psnr = LumaPsnr::default();
         match self {
-            Self::Here(shelf) => {
-                shelf.look(chunk, |clean| psnr.add(header, clean, decoded));
+            Self::Here(clean) => {
+                clean.look(chunk, |clean| psnr.add(header, clean, decoded));
             }
             Self::Again(input) => {
                 for (number, decoded) in (first..).zip(decoded.chunks_exact(header.frame_bytes())) {

@@ -37,7 +37,7 @@ use pp_transport::bell::Bell;
 use pp_transport::edge::Edges;
 use pp_transport::host::{Host, MAX_SLOTS};
 
-use self::clean::{CleanFrames, Shelf};
+use self::clean::{CleanFrames, CleanStore};
 pub use self::kernels::{Kernels, Memory};
 use self::kernels::{Opening, failed};
 use self::middle::VideoStage;
@@ -153,7 +153,7 @@ pub struct VideoJob<'a> {
     choice: Option<String>,
     payloads: RefCell<slots::Payloads>,
     /// The clean frames of chunks, for a sink beside the source.
-    shelf: Rc<Shelf>,
+    clean: Rc<CleanStore>,
 }
 
 impl<'a> VideoJob<'a> {
@@ -201,7 +201,7 @@ impl<'a> VideoJob<'a> {
             kernels: choice.kernels,
             choice: choice.said,
             payloads: RefCell::default(),
-            shelf: Rc::default(),
+            clean: Rc::default(),
         };
         Ok((job, choice.backend))
     }
@@ -314,7 +314,7 @@ impl<'a> VideoJob<'a> {
             sink: self.pipeline.sink(),
             verifier: self.verifier(0),
             log: Log::new(args.verify, self.pipeline),
-            shelf: Rc::clone(&self.shelf),
+            clean: Rc::clone(&self.clean),
         };
         Ok(Opened {
             source: VideoSource::open(reader, encoder, settings, bell)?,
@@ -361,7 +361,7 @@ impl<'a> VideoJob<'a> {
         let decoder = opened.map_err(|error| error.into_fault(rank))?;
         let clean = match args.add_noise {
             None => None,
-            Some(_) if rank == RANK_0 => Some(CleanFrames::Here(Rc::clone(&self.shelf))),
+            Some(_) if rank == RANK_0 => Some(CleanFrames::Here(Rc::clone(&self.clean))),
             Some(_) => {
                 let again = CleanFrames::again(&args.input, shape);
                 Some(again.map_err(|error| error.into_fault(rank))?)

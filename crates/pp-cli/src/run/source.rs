@@ -20,7 +20,7 @@ use pp_video::y4m::Reader;
 use pp_video::{InputError, QUEUE, io_threads};
 
 use super::again::compose_again;
-use super::clean::Shelf;
+use super::clean::CleanStore;
 use super::kernels::{Encoded, Kernels, Layouts, TicketOf};
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
@@ -55,7 +55,7 @@ pub(super) struct Settings<'a> {
     pub(super) verifier: Verifier,
     pub(super) log: Log,
     /// For the sink on this rank.
-    pub(super) shelf: Rc<Shelf>,
+    pub(super) clean: Rc<CleanStore>,
 }
 
 pub struct VideoSource<E: Kernels> {
@@ -80,7 +80,7 @@ pub struct VideoSource<E: Kernels> {
     pub(super) quality: Option<Quality>,
     /// What the sink made so far.
     pub(super) made: Made,
-    shelf: Rc<Shelf>,
+    clean: Rc<CleanStore>,
     progress: FrameProgress,
     /// Why the input ended before its end, behind whole frames.
     pub(super) broken: Option<InputError>,
@@ -137,7 +137,7 @@ impl<E: Kernels> VideoSource<E> {
             noise: Estimates::default(),
             quality: args.add_noise.map(|_| Quality::default()),
             made: Made::default(),
-            shelf: settings.shelf,
+            clean: settings.clean,
             progress: FrameProgress::new(total),
             broken: None,
             frames_in_input,
@@ -174,7 +174,7 @@ impl<E: Kernels> VideoSource<E> {
     fn recycle(&self, index: ChunkIndex, chunk: Option<Chunk>) {
         if let Some(mut chunk) = chunk {
             if self.quality.is_some() {
-                chunk.clean = self.shelf.take(index);
+                chunk.clean = self.clean.take(index);
             }
             self.input.recycle(chunk);
         }
@@ -265,7 +265,7 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
         };
         let note = note.encode(place.chunk.get())?;
         let chunk = if self.quality.is_some() {
-            self.shelf
+            self.clean
                 .put(place.chunk, std::mem::take(&mut chunk.clean));
             Some(chunk)
         } else {
@@ -340,7 +340,7 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
         }
         if let (Some(quality), Some(chunk)) = (&mut self.quality, &chunk) {
             let (header, noisy) = (&self.header, chunk.data());
-            self.shelf
+            self.clean
                 .look(index, |clean| quality.before.add(header, clean, noisy));
             quality.after.merge(said.after.unwrap_or_default());
         }

@@ -32,7 +32,7 @@ use crate::shm::layout::{EdgeEnd, EdgeShape, Holds};
 use crate::shm::region::{BytesAt, WordsAt};
 use pp_meet::control::ControlSender;
 use pp_words::ring::{NO_SLOT, RingReceiver, RingSender};
-use pp_words::slots::{Consumer, Nonsense, NotOurs, Producer};
+use pp_words::slots::{BadSlot, Consumer, InvalidWord, Producer};
 
 /// How the sender of an edge learns that a slot is its own again.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl InSlots {
         }
     }
 
-    pub fn take(&self, slot: u32) -> Result<(), NotOurs> {
+    pub fn take(&self, slot: u32) -> Result<(), BadSlot> {
         self.slots.take(slot)?;
         self.taken.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -322,8 +322,8 @@ impl LaneRx {
         };
         self.slots.take(slot).map_err(|why| {
             let what = match why {
-                NotOurs::NoSuchSlot => format!("it announced a payload in slot {slot}"),
-                NotOurs::NotHandedOver => format!("it announced slot {slot}, which it still holds"),
+                BadSlot::NoSuchSlot => format!("it announced a payload in slot {slot}"),
+                BadSlot::NotHandedOver => format!("it announced slot {slot}, which it still holds"),
             };
             misbehaved(self.peer, what)
         })?;
@@ -350,9 +350,9 @@ impl LaneEnd {
     }
 }
 
-impl From<Nonsense> for TransportError {
-    fn from(nonsense: Nonsense) -> Self {
-        let Nonsense { peer, slot, word } = nonsense;
+impl From<InvalidWord> for TransportError {
+    fn from(invalid: InvalidWord) -> Self {
+        let InvalidWord { peer, slot, word } = invalid;
         misbehaved(
             peer,
             format!("it wrote {word} into the word of slot {slot}, which it does not have"),

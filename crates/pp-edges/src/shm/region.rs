@@ -271,7 +271,7 @@ mod tests {
         let theirs = Region::open(ours.fd().try_clone_to_owned().unwrap(), 4096).unwrap();
         let (ours, theirs) = (ours.words::<BellWords>(0), theirs.words::<BellWords>(0));
         let ticket = theirs.listen();
-        ours.strike();
+        ours.ring();
         assert!(!theirs.is_silent_since(ticket));
     }
 }

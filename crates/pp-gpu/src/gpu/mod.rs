@@ -45,19 +45,19 @@ pub(crate) trait EdgesLife: Debug + Send + Sync {
     fn end(self: Arc<Self>, is_clean: bool, deadline: Instant) -> Result<(), TransportError>;
 
     /// Frees memory once nothing of this life can touch it any more.
-    fn bury(&self, remains: Remains);
+    fn free_later(&self, pending: PendingFree);
 }
 
 /// Memory that operations of a generation may touch until it is gone, and that other work may touch
 /// until these events are done and this stream is idle.
 #[derive(Debug)]
-pub(crate) struct Remains {
+pub(crate) struct PendingFree {
     pub(crate) buffer: DeviceBuffer,
     pub(crate) events: Vec<Event>,
     pub(crate) stream: Option<Stream>,
 }
 
-impl Remains {
+impl PendingFree {
     pub(crate) fn free(self) {
         self.buffer.free_behind(self.events, self.stream);
     }

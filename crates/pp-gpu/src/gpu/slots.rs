@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::far::Far;
-use super::{EdgesLife, Remains, lock};
+use super::{EdgesLife, PendingFree, lock};
 use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, Stream};
 use pp_edges::error::TransportError;
 use pp_edges::host::EdgeShape;
@@ -384,7 +384,7 @@ impl Drop for DeviceSlots {
                 continue;
             };
             match &self.life {
-                Some(life) => life.bury(Remains {
+                Some(life) => life.free_later(PendingFree {
                     buffer,
                     events,
                     stream,

@@ -5,7 +5,7 @@ use std::time::Instant;
 use nccl_sys::Nccl;
 use pp_contract::{Fault, FaultKind, Rank, with_source};
 
-use super::issuer::Patience;
+use super::issuer::ConnectWait;
 use super::settings::as_settings;
 use super::{Communicator, Issuer, NcclEdge, NcclOptions, UniqueId, connect, is_at_rest, warm_up};
 use crate::gpu::{DeviceIn, DeviceLocal, DeviceOut, DeviceRx, DeviceTx, Receiving, Sending, join};
@@ -268,12 +268,12 @@ impl Backend for NcclBackend {
     ) -> Result<Joined<Self::Group>, TransportError> {
         let (name, ranks) = (agreed.0.name(), agreed.0.ranks());
         let log = GroupLog::new(how.recorder, name, ranks, how.generation);
-        let patience = Patience {
+        let wait = ConnectWait {
             deadline: how.deadline,
             is_wanted: how.is_wanted,
         };
         let issuer = self.issuer(how)?;
-        let group = Communicator::connect(&issuer, agreed, self.blocking, &patience, log)?;
+        let group = Communicator::connect(&issuer, agreed, self.blocking, &wait, log)?;
         let handle = group.abort_handle();
         let abort: Abort = Box::new(move |why, deadline| handle.abort(why, deadline));
         Ok(Joined {

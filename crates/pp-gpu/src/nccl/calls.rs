@@ -46,12 +46,12 @@ pub(super) enum Operation {
 
 /// Whether an abort is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Gone {
+pub(super) enum AbortState {
     /// What was in flight has ended.
-    Now,
+    Done,
     /// It is under way, and there is no communicator any more that could be asked: what was in
     /// flight may still be.
-    Later,
+    UnderWay,
 }
 
 /// A call on a communicator, with what a wait for it may give up on.
@@ -258,27 +258,27 @@ impl Call<'_> {
     ///
     /// # Safety
     /// As [`Call::revoke`]; no thread uses the communicator any more.
-    pub(super) unsafe fn abort(&self, comm: Comm) -> Result<Gone, NcclError> {
+    pub(super) unsafe fn abort(&self, comm: Comm) -> Result<AbortState, NcclError> {
         // SAFETY: the caller's promise.
         let result = unsafe { (self.nccl.functions().ncclCommAbort)(comm.raw()) };
-        self.gone("ncclCommAbort", result)
+        self.state("ncclCommAbort", result)
     }
 
     /// Ends a group of aborts alone.
     ///
     /// # Safety
     /// As [`Call::abort`], of each.
-    pub(super) unsafe fn group_end_of_aborts(&self) -> Result<Gone, NcclError> {
+    pub(super) unsafe fn group_end_of_aborts(&self) -> Result<AbortState, NcclError> {
         // SAFETY: the caller's promise.
         let result = unsafe { (self.nccl.functions().ncclGroupEnd)() };
-        self.gone("ncclGroupEnd", result)
+        self.state("ncclGroupEnd", result)
     }
 
-    fn gone(&self, call: &'static str, result: ncclResult_t) -> Result<Gone, NcclError> {
+    fn state(&self, call: &'static str, result: ncclResult_t) -> Result<AbortState, NcclError> {
         if result == ncclResult_t::ncclInProgress {
-            return Ok(Gone::Later);
+            return Ok(AbortState::UnderWay);
         }
-        self.nccl.check(call, result).map(|()| Gone::Now)
+        self.nccl.check(call, result).map(|()| AbortState::Done)
     }
 
     /// Lets the communicator finish what it has, then destroys it. It is gone afterwards.

@@ -8,9 +8,9 @@ use super::calls::Comm;
 use super::connect::{self, Stop};
 use super::edge::check_queues;
 use super::id::UniqueId;
-use super::issuer::{Issuer, Patience, Tenant};
+use super::issuer::{ConnectWait, Issuer, IssuerUser};
 use super::life::{AbortHandle, How, Life};
-use crate::gpu::{EdgesLife as _, Remains};
+use crate::gpu::{EdgesLife as _, PendingFree};
 use pp_device::{Device, DeviceBuffer};
 use pp_edges::edge::GroupEnd;
 use pp_edges::error::TransportError;
@@ -33,7 +33,7 @@ pub struct Communicator {
     /// `None` once it has ended.
     pub(super) last: Option<Last>,
     /// Makes it `!Sync`.
-    _tenant: Tenant,
+    _user: IssuerUser,
 }
 
 /// The collectives on memory that the caller keeps.
@@ -56,14 +56,14 @@ impl Communicator {
         issuer: &Issuer,
         (members, ids): (Members, [UniqueId; 2]),
         blocking: bool,
-        patience: &Patience<'_>,
+        wait: &ConnectWait<'_>,
         log: GroupLog,
     ) -> Result<Self, TransportError> {
         check_queues();
         let (place, ranks) = (members.own_place() as u32, members.ranks().len() as u32);
-        let tenant = Tenant::new(issuer);
+        let user = IssuerUser::new(issuer);
         let what = format!("group {}", members.name());
-        let made = connect::by(issuer, what, patience, move |life, progress| {
+        let made = connect::by(issuer, what, wait, move |life, progress| {
             progress.at("create the communicator")?;
             life.core.device.bind()?;
             let comms = connect::join(life, &ids, (place, ranks), blocking)?;
@@ -87,7 +87,7 @@ impl Communicator {
                 word,
                 records: VecDeque::new(),
             }),
-            _tenant: tenant,
+            _user: user,
         })
     }
 
@@ -135,7 +135,7 @@ impl Communicator {
             State::Poisoned
         };
         records.iter().for_each(|record| record.end(state));
-        self.life.bury(Remains {
+        self.life.free_later(PendingFree {
             buffer: word,
             events: Vec::new(),
             stream: None,

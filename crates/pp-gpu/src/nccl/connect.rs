@@ -18,9 +18,9 @@ use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
 
 use super::calls::{Comm, Operation};
 use super::id::UniqueId;
-use super::issuer::{Beside, Issuer, Patience};
+use super::issuer::{ConnectWait, Issuer, SecondThread};
 use super::life::{AT_WORK, How, Life};
-use crate::gpu::{DeviceSlots, EdgesLife, Remains, Slot, lock};
+use crate::gpu::{DeviceSlots, EdgesLife, PendingFree, Slot, lock};
 use crate::times::{LOOK_EVERY, RETURNS_WITHIN};
 use pp_device::{CudaError, DeviceBuffer, DevicePtr, Stream};
 use pp_edges::error::TransportError;
@@ -70,29 +70,29 @@ pub(super) enum Stop {
 pub(super) struct Unmade {
     pub(super) life: Arc<Life>,
     /// `None` only once they were taken over.
-    beside: Option<Beside>,
+    second: Option<SecondThread>,
 }
 
 impl Unmade {
-    pub(super) fn new(life: Arc<Life>, beside: Beside) -> Self {
+    pub(super) fn new(life: Arc<Life>, second: SecondThread) -> Self {
         AT_WORK.fetch_add(1, Ordering::SeqCst);
         Self {
             life,
-            beside: Some(beside),
+            second: Some(second),
         }
     }
 
     /// They are whole, and have an owner: the thread that issues may call again.
     pub(super) fn taken(mut self) {
-        self.beside = None;
+        self.second = None;
     }
 }
 
 impl Drop for Unmade {
     fn drop(&mut self) {
-        if let Some(beside) = self.beside.take() {
+        if let Some(second) = self.second.take() {
             self.life.kill("it was not made");
-            self.life.run_end(How::Abort, beside);
+            self.life.run_end(How::Abort, second);
         }
     }
 }
@@ -105,18 +105,18 @@ impl Drop for Unmade {
 pub(super) fn by<T: Send + 'static>(
     issuer: &Issuer,
     what: String,
-    patience: &Patience<'_>,
+    wait: &ConnectWait<'_>,
     make: impl FnOnce(&Arc<Life>, &ConnectProgress) -> Result<T, Stop> + Send + 'static,
 ) -> Result<(Arc<Life>, T), TransportError> {
     let life = Arc::new(Life::new(&issuer.core, what));
-    let beside = issuer.core.enter_to_connect(&life.what, patience)?;
+    let second = issuer.core.enter_to_connect(&life.what, wait)?;
     let started = Instant::now();
     let progress = Arc::new(ConnectProgress::new(&life));
     // It holds nothing: either it is taken, or it stays with the maker, and is ended there.
     let (sender, receiver) = sync_channel(0);
     let (own_life, own_progress) = (Arc::clone(&life), Arc::clone(&progress));
     let work = move || {
-        let unmade = Unmade::new(own_life, beside);
+        let unmade = Unmade::new(own_life, second);
         let result = match make(&unmade.life, &own_progress) {
             Ok(made) => Ok((unmade, made)),
             Err(stop) => {
@@ -137,8 +137,8 @@ pub(super) fn by<T: Send + 'static>(
         return Err(late("start a thread"));
     }
     let made = loop {
-        match receiver.recv_timeout(patience.nap()) {
-            Err(RecvTimeoutError::Timeout) if !patience.is_over() => {}
+        match receiver.recv_timeout(wait.nap()) {
+            Err(RecvTimeoutError::Timeout) if !wait.is_over() => {}
             other => break other,
         }
     };
@@ -166,7 +166,7 @@ pub(super) fn by<T: Send + 'static>(
 /// Sees to it that a thread whose connection was given up comes back: by itself, or because what
 /// it has made so far is aborted. What it brings is dropped here, and so ended.
 fn call_back<T: Send + 'static>(life: &Arc<Life>, made: Receiver<T>) {
-    let (life, beside) = (Arc::clone(life), life.core.enter_to_end());
+    let (life, second) = (Arc::clone(life), life.core.enter_to_end());
     let thread = std::thread::Builder::new().name("pp-nccl-back".into());
     // Without a thread the other may be lost.
     let _ = thread.spawn(move || {
@@ -174,7 +174,7 @@ fn call_back<T: Send + 'static>(life: &Arc<Life>, made: Receiver<T>) {
             // The thread that makes them answers for their end, and says how it went.
             let _ = life.end_all(How::Abort);
         }
-        drop(beside);
+        drop(second);
     });
 }
 
@@ -189,7 +189,7 @@ pub(super) fn join(
     life.call(|call| {
         let mut comms = Vec::with_capacity(ids.len());
         for id in ids {
-            // SAFETY: no other thread issues on this device while this one is `Beside` it; the context
+            // SAFETY: no other thread issues on this device while this one has a `SecondThread`; the context
             // is current.
             let comm = unsafe { call.begin_to_join(id, rank, ranks, blocking) }?;
             let comm = comm.ok_or(Stop::GivenUp)?;
@@ -318,7 +318,7 @@ pub(super) fn all_pairs(
     let exchanged = exchange(life, progress, (comm, place, ranks), &stream, &scratch);
     // Both stay until the communicator is gone: what was accepted may be launched after an error, and memory that is
     // freed stops the device, which has other work by then.
-    life.bury(Remains {
+    life.free_later(PendingFree {
         buffer: scratch,
         events: Vec::new(),
         stream: Some(stream),

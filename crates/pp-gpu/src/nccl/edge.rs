@@ -7,7 +7,7 @@ use pp_contract::{Generation, Rank};
 
 use super::connect::{self, Edge, Stop};
 use super::id::UniqueId;
-use super::issuer::{Issuer, Patience, Tenant};
+use super::issuer::{ConnectWait, Issuer, IssuerUser};
 use super::life::Life;
 use crate::gpu::{DeviceIn, DeviceOut, DeviceTx, EdgesLife, Mover, Slot, Turn, join};
 use pp_edges::backend::Connected;
@@ -54,7 +54,7 @@ struct ByNccl {
     life: Arc<Life>,
     peer: Rank,
     /// Makes it `!Sync`.
-    _tenant: Tenant,
+    _user: IssuerUser,
 }
 
 impl ByNccl {
@@ -134,8 +134,8 @@ where
     }
     check_queues();
     // Until the ends are tenants: the thread that issues stays the same.
-    let tenant = Tenant::new(&options.issuer);
-    let patience = Patience {
+    let user = IssuerUser::new(&options.issuer);
+    let wait = ConnectWait {
         deadline: options.deadline,
         is_wanted,
     };
@@ -144,7 +144,7 @@ where
     let peer = peer.unwrap_or(Rank::new(0));
     let (is_lower, blocking) = (options.is_lower, options.blocking);
     let what = format!("the connection to rank {peer}");
-    let made = connect::by(&options.issuer, what, &patience, move |life, progress| {
+    let made = connect::by(&options.issuer, what, &wait, move |life, progress| {
         connect::edges(life, progress, is_lower, &ends, &ids, blocking)
     });
     let (life, halves) = made?;
@@ -164,7 +164,7 @@ where
                 edge,
                 life: Arc::clone(&life),
                 peer,
-                _tenant: Tenant::new(&options.issuer),
+                _user: IssuerUser::new(&options.issuer),
             });
             (slots, mover)
         });
@@ -172,7 +172,7 @@ where
     });
     let of_all: Arc<dyn EdgesLife> = Arc::<Life>::clone(&life);
     let connected = join(lone, Some(of_all));
-    drop(tenant);
+    drop(user);
     Ok(connected)
 }
 

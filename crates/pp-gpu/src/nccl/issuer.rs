@@ -22,12 +22,12 @@ use pp_edges::error::TransportError;
 static TAKEN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 /// How long somebody waits for a connection.
-pub(super) struct Patience<'a> {
+pub(super) struct ConnectWait<'a> {
     pub(super) deadline: Instant,
     pub(super) is_wanted: &'a dyn Fn() -> bool,
 }
 
-impl Patience<'_> {
+impl ConnectWait<'_> {
     pub(super) fn until(deadline: Instant) -> Self {
         Self {
             deadline,
@@ -77,9 +77,9 @@ impl Issuer {
             device: device.clone(),
             claim: Arc::downgrade(&claim),
             thread: AtomicU64::new(NOBODY),
-            tenants: Mutex::new(0),
+            users: Mutex::new(0),
             inside: AtomicBool::new(false),
-            beside: AtomicUsize::new(0),
+            others: AtomicUsize::new(0),
         });
         Ok(Self {
             core,
@@ -144,11 +144,11 @@ pub(super) struct Core {
     thread: AtomicU64,
     /// Edges and communicators there are; with the last the thread is free to change, under this
     /// lock, so that no thread of a new one is unbound by mistake.
-    tenants: Mutex<usize>,
+    users: Mutex<usize>,
     /// A call of the thread that issues is under way.
     inside: AtomicBool,
     /// Threads beside it that make or end communicators.
-    beside: AtomicUsize,
+    others: AtomicUsize,
 }
 
 impl Core {
@@ -170,7 +170,7 @@ impl Core {
         // their look at this: either the caller sees the mark, or they see the caller.
         self.inside.store(true, Ordering::SeqCst);
         let turn = Turn(Some(&self.inside));
-        if self.beside.load(Ordering::SeqCst) > 0 {
+        if self.others.load(Ordering::SeqCst) > 0 {
             return Err(self.wrong_thread());
         }
         Ok(turn)
@@ -191,13 +191,13 @@ impl Core {
     pub(super) fn enter_to_connect(
         self: &Arc<Self>,
         what: &str,
-        patience: &Patience<'_>,
-    ) -> Result<Beside, TransportError> {
+        wait: &ConnectWait<'_>,
+    ) -> Result<SecondThread, TransportError> {
         let this = THIS_THREAD.with(|this| *this);
         let started = Instant::now();
         let order = Ordering::SeqCst;
-        while self.beside.compare_exchange(0, 1, order, order).is_err() {
-            if patience.is_over() {
+        while self.others.compare_exchange(0, 1, order, order).is_err() {
+            if wait.is_over() {
                 return Err(TransportError::NotInTime {
                     what: what.to_owned(),
                     step: "wait for the thread that makes or ends other communicators",
@@ -206,31 +206,31 @@ impl Core {
             }
             std::thread::sleep(crate::times::LOOK_EVERY);
         }
-        let beside = self.marked();
+        let second = self.marked();
         let thread = self.thread.load(Ordering::Relaxed);
         let may = thread == NOBODY || thread == this;
         if !may || self.inside.load(Ordering::SeqCst) {
             return Err(self.wrong_thread());
         }
-        Ok(beside)
+        Ok(second)
     }
 
     /// Marks that a thread beside the one that issues calls into NCCL, to end communicators: come
     /// what may, since only that ends what hangs.
-    pub(super) fn enter_to_end(self: &Arc<Self>) -> Beside {
-        self.beside.fetch_add(1, Ordering::SeqCst);
+    pub(super) fn enter_to_end(self: &Arc<Self>) -> SecondThread {
+        self.others.fetch_add(1, Ordering::SeqCst);
         self.marked()
     }
 
-    fn marked(self: &Arc<Self>) -> Beside {
-        Beside {
+    fn marked(self: &Arc<Self>) -> SecondThread {
+        SecondThread {
             core: Arc::clone(self),
             _claim: self.claim.upgrade(),
         }
     }
 
-    fn tenants(&self) -> MutexGuard<'_, usize> {
-        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+    fn users(&self) -> MutexGuard<'_, usize> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the thread that issues is in its turn.
@@ -242,33 +242,33 @@ impl Core {
 /// A thread beside the one that issues is in NCCL. Belongs to that thread, so that it lasts as long
 /// as it, even if no caller waits for it any more.
 #[derive(Debug)]
-pub(super) struct Beside {
+pub(super) struct SecondThread {
     core: Arc<Core>,
     _claim: Option<Arc<Claim>>,
 }
 
-impl Drop for Beside {
+impl Drop for SecondThread {
     fn drop(&mut self) {
-        self.core.beside.fetch_sub(1, Ordering::SeqCst);
+        self.core.others.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 /// An edge or a communicator that uses the issuer.
 #[derive(Debug)]
-pub(super) struct Tenant(Issuer);
+pub(super) struct IssuerUser(Issuer);
 
-impl Tenant {
+impl IssuerUser {
     pub(super) fn new(issuer: &Issuer) -> Self {
-        *issuer.core.tenants() += 1;
+        *issuer.core.users() += 1;
         Self(issuer.share())
     }
 }
 
-impl Drop for Tenant {
+impl Drop for IssuerUser {
     fn drop(&mut self) {
-        let mut tenants = self.0.core.tenants();
-        *tenants -= 1;
-        if *tenants == 0 {
+        let mut users = self.0.core.users();
+        *users -= 1;
+        if *users == 0 {
             self.0.core.thread.store(NOBODY, Ordering::Release);
         }
     }

@@ -24,9 +24,9 @@ use std::time::Instant;
 
 use nccl_sys::{NcclError, Version, ncclResult_t};
 
-use super::calls::{Call, Comm, Gone};
-use super::issuer::{Beside, Core};
-use crate::gpu::{EdgesLife, Remains, Turn, lock};
+use super::calls::{AbortState, Call, Comm};
+use super::issuer::{Core, SecondThread};
+use crate::gpu::{EdgesLife, PendingFree, Turn, lock};
 use crate::times::{LOOK_EVERY, RETURNS_WITHIN};
 use pp_edges::error::TransportError;
 use pp_words::gate::{Calling, Gate};
@@ -67,11 +67,11 @@ pub(super) struct Life {
     gate: Gate,
     comms: Mutex<Vec<Comm>>,
     /// Held while communicators end: how those did that have.
-    gone: Mutex<Result<Gone, NcclError>>,
+    abort_state: Mutex<Result<AbortState, NcclError>>,
     end: Mutex<End>,
     ended: Condvar,
     /// Filled and emptied while `end` is held.
-    remains: Mutex<Vec<Remains>>,
+    pending: Mutex<Vec<PendingFree>>,
     vain_polls: AtomicU32,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct Life {
 enum End {
     Alive,
     At(&'static str),
-    Over(Result<Gone, NcclError>),
+    Over(Result<AbortState, NcclError>),
 }
 
 /// How communicators end.
@@ -161,14 +161,14 @@ impl EdgesLife for Life {
     }
 
     /// Frees memory once the generation is gone and the device is done with it.
-    fn bury(&self, remains: Remains) {
+    fn free_later(&self, pending: PendingFree) {
         let end = lock(&self.end);
-        if !matches!(*end, End::Over(Ok(Gone::Now))) {
-            lock(&self.remains).push(remains);
+        if !matches!(*end, End::Over(Ok(AbortState::Done))) {
+            lock(&self.pending).push(pending);
             return;
         }
         drop(end);
-        remains.free();
+        pending.free();
     }
 }
 
@@ -181,10 +181,10 @@ impl Life {
             why: OnceLock::new(),
             gate: Gate::default(),
             comms: Mutex::default(),
-            gone: Mutex::new(Ok(Gone::Now)),
+            abort_state: Mutex::new(Ok(AbortState::Done)),
             end: Mutex::new(End::Alive),
             ended: Condvar::new(),
-            remains: Mutex::default(),
+            pending: Mutex::default(),
             vain_polls: AtomicU32::new(0),
         }
     }
@@ -247,11 +247,11 @@ impl Life {
         let mut end = lock(&self.end);
         if matches!(*end, End::Alive) {
             *end = End::At("start a thread");
-            let (life, beside) = (Arc::clone(self), self.core.enter_to_end());
+            let (life, second) = (Arc::clone(self), self.core.enter_to_end());
             let thread = std::thread::Builder::new().name("pp-nccl-end".into());
             // Without a thread it stays where it is, and that is the error. Nothing is logged: this may
             // be the watch thread, and a stuck thread may hold standard error.
-            let _ = thread.spawn(move || life.run_end(how, beside));
+            let _ = thread.spawn(move || life.run_end(how, second));
         }
         let left = deadline.saturating_duration_since(started);
         let (end, _) = self
@@ -259,14 +259,14 @@ impl Life {
             .wait_timeout_while(end, left, |end| matches!(end, End::At(_)))
             .unwrap_or_else(PoisonError::into_inner);
         let step = match &*end {
-            End::Over(Ok(Gone::Now)) => return Ok(()),
+            End::Over(Ok(AbortState::Done)) => return Ok(()),
             End::Over(Err(source)) => {
                 return Err(TransportError::Nccl {
                     doing: format!("end {}", self.what),
                     source: source.clone(),
                 });
             }
-            End::Over(Ok(Gone::Later)) => "what goes on after ncclCommAbort",
+            End::Over(Ok(AbortState::UnderWay)) => "what goes on after ncclCommAbort",
             End::At(step) => *step,
             End::Alive => "begin",
         };
@@ -278,41 +278,41 @@ impl Life {
     }
 
     /// Ends the communicators on this thread, which may hang.
-    pub(super) fn run_end(&self, how: How, beside: Beside) {
+    pub(super) fn run_end(&self, how: How, second: SecondThread) {
         let result = self.end_all(how);
         if let Err(error) = &result {
             tracing::warn!(%error, "{} did not end as it should", self.what);
         }
         // A thread that hears that it is over may issue.
-        drop(beside);
+        drop(second);
         let mut end = lock(&self.end);
-        let mut remains = Vec::new();
-        if result == Ok(Gone::Now) {
+        let mut pending = Vec::new();
+        if result == Ok(AbortState::Done) {
             if self.is_dead() {
                 self.core.device.end_hang();
             }
             AT_WORK.fetch_sub(1, Ordering::SeqCst);
-            remains = std::mem::take(&mut *lock(&self.remains));
+            pending = std::mem::take(&mut *lock(&self.pending));
         }
         *end = End::Over(result);
         drop(end);
         self.ended.notify_all();
-        remains.into_iter().for_each(Remains::free);
+        pending.into_iter().for_each(PendingFree::free);
     }
 
     /// Ends the communicators that there are: for good by the thread that answers for their end, or
     /// before that by one which frees a thread that they hold. How all ended so far.
-    pub(super) fn end_all(&self, how: How) -> Result<Gone, NcclError> {
-        let mut gone = lock(&self.gone);
+    pub(super) fn end_all(&self, how: How) -> Result<AbortState, NcclError> {
+        let mut abort_state = lock(&self.abort_state);
         self.gate.close();
         let comms = std::mem::take(&mut *lock(&self.comms));
         let result = match how {
-            _ if comms.is_empty() => Ok(Gone::Now),
-            How::Destroy => self.destroy(&comms).map(|()| Gone::Now),
+            _ if comms.is_empty() => Ok(AbortState::Done),
+            How::Destroy => self.destroy(&comms).map(|()| AbortState::Done),
             How::Abort => self.abort(&comms),
         };
-        *gone = later(gone.clone(), result);
-        gone.clone()
+        *abort_state = later(abort_state.clone(), result);
+        abort_state.clone()
     }
 
     fn at(&self, step: &'static str) {
@@ -359,7 +359,7 @@ impl Life {
         result
     }
 
-    fn abort(&self, comms: &[Comm]) -> Result<Gone, NcclError> {
+    fn abort(&self, comms: &[Comm]) -> Result<AbortState, NcclError> {
         // No call of the driver before the abort: one may wait for the very kernels that only the
         // abort ends. NCCL binds the device itself.
         self.wait_for_calls();
@@ -387,7 +387,7 @@ impl Life {
         if grouped {
             call.group_start()?;
         }
-        let mut aborted = Ok(Gone::Now);
+        let mut aborted = Ok(AbortState::Done);
         for comm in comms {
             // SAFETY: as above; it is not used again.
             aborted = later(aborted, unsafe { call.abort(*comm) });
@@ -402,9 +402,9 @@ impl Life {
 
 /// The first error, else whichever comes later.
 fn later(
-    first: Result<Gone, NcclError>,
-    second: Result<Gone, NcclError>,
-) -> Result<Gone, NcclError> {
+    first: Result<AbortState, NcclError>,
+    second: Result<AbortState, NcclError>,
+) -> Result<AbortState, NcclError> {
     Ok(first?.max(second?))
 }
 
@@ -418,7 +418,7 @@ impl Drop for Life {
                 self.what
             );
         }
-        for Remains { buffer, stream, .. } in lock(&self.remains).drain(..) {
+        for PendingFree { buffer, stream, .. } in lock(&self.pending).drain(..) {
             tracing::warn!(
                 bytes = buffer.len(),
                 "memory of {} is leaked: it did not end as it should",

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::connect::{ConnectProgress, Unmade, all_pairs, join_one};
 use super::id::UniqueId;
-use super::issuer::{Issuer, Patience};
+use super::issuer::{ConnectWait, Issuer};
 use super::life::Life;
 use pp_edges::error::TransportError;
 
@@ -24,10 +24,10 @@ pub fn warm_up(issuer: &Issuer, deadline: Instant) -> Result<(), TransportError>
     let id = UniqueId::new(issuer.nccl())?;
     let life = Arc::new(Life::new(&issuer.core, "the warm-up".into()));
     // Here, so that no connection comes before it.
-    let beside = issuer
+    let second = issuer
         .core
-        .enter_to_connect(&life.what, &Patience::until(deadline))?;
-    let unmade = Unmade::new(life, beside);
+        .enter_to_connect(&life.what, &ConnectWait::until(deadline))?;
+    let unmade = Unmade::new(life, second);
     let thread = std::thread::Builder::new().name("pp-nccl-warm".into());
     // Without a thread it is not made, and ends here.
     let _ = thread.spawn(move || {

@@ -529,7 +529,7 @@ fn open<'a>(
 ) -> Result<(u8, &'a [u8]), ControlError> {
     opener
         .open(reader.frame())
-        .map_err(|forged| ControlError::misbehaved(rank, forged))
+        .map_err(|error| ControlError::misbehaved(rank, error))
 }
 
 impl AsFd for ControlReceiver {

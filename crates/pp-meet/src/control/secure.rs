@@ -53,7 +53,7 @@ pub(crate) const MAX_ANSWER_BYTES: usize =
 
 /// Why a message of the handshake or a sealed frame is not from our peer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Forged {
+pub(crate) enum AuthError {
     #[error("not a message of this protocol")]
     Garbage,
     #[error("speaks control version {theirs}, this rank speaks {CONTROL_VERSION}")]
@@ -61,7 +61,7 @@ pub(crate) enum Forged {
     #[error("does not hold the secret of this job")]
     Key,
     #[error("says that this rank does not hold the secret of its job")]
-    NotOurs,
+    OtherSecret,
     #[error("a frame that was altered, repeated or not sealed by the peer")]
     Frame,
 }
@@ -124,17 +124,17 @@ fn preamble(rank: Rank) -> [u8; PREAMBLE_BYTES] {
 }
 
 /// The sender's rank and the rest, once magic and version are ours.
-fn split_preamble(frame: &[u8]) -> Result<(Rank, &[u8]), Forged> {
+fn split_preamble(frame: &[u8]) -> Result<(Rank, &[u8]), AuthError> {
     let (head, rest) = frame
         .split_first_chunk::<PREAMBLE_BYTES>()
-        .ok_or(Forged::Garbage)?;
+        .ok_or(AuthError::Garbage)?;
     let [m0, m1, m2, m3, v0, v1, r0, r1, r2, r3] = *head;
     if [m0, m1, m2, m3] != MAGIC {
-        return Err(Forged::Garbage);
+        return Err(AuthError::Garbage);
     }
     match u16::from_le_bytes([v0, v1]) {
         CONTROL_VERSION => Ok((Rank::new(u32::from_le_bytes([r0, r1, r2, r3])), rest)),
-        theirs => Err(Forged::Version { theirs }),
+        theirs => Err(AuthError::Version { theirs }),
     }
 }
 
@@ -194,19 +194,19 @@ impl Caller {
         (Self { state }, frame)
     }
 
-    pub(crate) fn finish(mut self, answerer: Rank, frame: &[u8]) -> Result<Answer, Forged> {
+    pub(crate) fn finish(mut self, answerer: Rank, frame: &[u8]) -> Result<Answer, AuthError> {
         let (rank, noise) = split_preamble(frame)?;
         if rank != answerer {
-            return Err(Forged::Garbage);
+            return Err(AuthError::Garbage);
         }
         if noise == NOT_OURS {
-            return Err(Forged::NotOurs);
+            return Err(AuthError::OtherSecret);
         }
         let mut payload = [0; MAX_REASON_BYTES];
         let len = self
             .state
             .read_message(noise, &mut payload)
-            .map_err(|_| Forged::Key)?;
+            .map_err(|_| AuthError::Key)?;
         if len > 0 {
             let reason = String::from_utf8_lossy(&payload[..len]).into_owned();
             return Ok(Answer::Refused(reason));
@@ -227,9 +227,9 @@ pub(crate) struct Answerer {
 }
 
 impl Answerer {
-    pub(crate) fn new(key: &JobKey, own: Rank, frame: &[u8]) -> Result<Self, Forged> {
+    pub(crate) fn new(key: &JobKey, own: Rank, frame: &[u8]) -> Result<Self, AuthError> {
         let (caller, noise) = split_preamble(frame)?;
-        let ephemeral = *noise.first_chunk().ok_or(Forged::Key)?;
+        let ephemeral = *noise.first_chunk().ok_or(AuthError::Key)?;
         let prologue = prologue(caller, own);
         let mut state = builder(key, &prologue)
             .build_responder()
@@ -243,12 +243,12 @@ impl Answerer {
                 world_size: u32::from_le_bytes(payload),
                 ephemeral,
             }),
-            _ => Err(Forged::Key),
+            _ => Err(AuthError::Key),
         }
     }
 
     /// The frame to write, and the session that a sealed frame from the caller will confirm.
-    pub(crate) fn accept(mut self) -> Result<(Vec<u8>, Session), Forged> {
+    pub(crate) fn accept(mut self) -> Result<(Vec<u8>, Session), AuthError> {
         let frame = handshake_frame(&mut self.state, self.own, &[]);
         Ok((frame, Session::new(self.state)?))
     }
@@ -285,10 +285,10 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    fn new(state: HandshakeState) -> Result<Self, Forged> {
+    fn new(state: HandshakeState) -> Result<Self, AuthError> {
         let state = state
             .into_stateless_transport_mode()
-            .map_err(|_| Forged::Garbage)?;
+            .map_err(|_| AuthError::Garbage)?;
         Ok(Self::with(Arc::new(state)))
     }
 
@@ -353,21 +353,21 @@ pub(crate) struct Opener {
 
 impl Opener {
     /// Kind and body of a sealed frame (without its prefix). After an error the stream is lost.
-    pub(crate) fn open(&mut self, sealed: &[u8]) -> Result<(u8, &[u8]), Forged> {
+    pub(crate) fn open(&mut self, sealed: &[u8]) -> Result<(u8, &[u8]), AuthError> {
         self.plain.resize(sealed.len().min(MAX_SEALED_BYTES), 0);
         let mut end = 0;
         for segment in sealed.chunks(SEGMENT_BYTES) {
             end += self
                 .keys
                 .read_message(self.nonce, segment, &mut self.plain[end..])
-                .map_err(|_| Forged::Frame)?;
+                .map_err(|_| AuthError::Frame)?;
             self.nonce += 1;
         }
         let ([kind, len @ ..], body) = self.plain[..end]
             .split_first_chunk::<KIND_BYTES>()
-            .ok_or(Forged::Frame)?;
+            .ok_or(AuthError::Frame)?;
         if u32::from_le_bytes(*len) as usize != body.len() {
-            return Err(Forged::Frame);
+            return Err(AuthError::Frame);
         }
         Ok((*kind, body))
     }

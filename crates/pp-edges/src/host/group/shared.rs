@@ -165,7 +165,7 @@ impl SharedGroup {
                 );
                 return self.ended(why);
             }
-            Stop::Nonsense { member, .. } => member,
+            Stop::InvalidWord { member, .. } => member,
         };
         crate::error::misbehaved(
             self.members.ranks()[member],

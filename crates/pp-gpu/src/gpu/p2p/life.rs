@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use pp_device::SharedMemory;
 
-use crate::gpu::{DeviceTx, EdgesLife, Mover, Remains, Slot, Turn};
+use crate::gpu::{DeviceTx, EdgesLife, Mover, PendingFree, Slot, Turn};
 use pp_edges::error::TransportError;
 
 /// The life of all edges with one peer.
@@ -60,8 +60,8 @@ impl EdgesLife for CopyLife {
         Ok(())
     }
 
-    fn bury(&self, remains: Remains) {
-        remains.free();
+    fn free_later(&self, pending: PendingFree) {
+        pending.free();
     }
 }
 

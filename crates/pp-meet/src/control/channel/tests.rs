@@ -79,9 +79,9 @@ fn message_larger_than_the_socket_arrives_while_it_is_read() {
 #[test]
 fn frame_that_nobody_sealed_is_a_peer_that_misbehaves() {
     let (zero, mut one) = narrow_pair();
-    let forged = [&21_u32.to_le_bytes()[..], &[7; 21]].concat();
+    let error = [&21_u32.to_le_bytes()[..], &[7; 21]].concat();
     let socket = &zero.sender().shared.socket;
-    socket.write_all(&forged, soon()).unwrap();
+    socket.write_all(&error, soon()).unwrap();
     let error = one.receiver().try_recv().unwrap_err();
     assert!(
         matches!(error, ControlError::PeerMisbehaved { .. }),

@@ -17,8 +17,8 @@ use crate::control::channel::ControlChannel;
 use crate::control::frame::{FrameError, FrameReader, ReadProgress};
 use crate::control::message::{Message, kind as wire};
 use crate::control::secure::{
-    Answerer, Forged, JobKey, MAX_CALL_BYTES, MIN_CALL_BYTES, MIN_SEALED_BYTES, NOT_OURS, Session,
-    claimed_rank, notice,
+    Answerer, AuthError, JobKey, MAX_CALL_BYTES, MIN_CALL_BYTES, MIN_SEALED_BYTES, NOT_OURS,
+    Session, claimed_rank, notice,
 };
 use crate::control::socket::{Connected, SocketKind, poll_until};
 use crate::launch::Launch;
@@ -55,7 +55,7 @@ pub(super) fn gather<'a>(
     stop: Option<Stop<'a>>,
 ) -> Result<Met, RendezvousError> {
     let mut meeting = Meeting {
-        door: Door {
+        admission: Admission {
             key,
             own: launch.rank(),
             world_size: launch.world_size(),
@@ -90,7 +90,7 @@ pub(super) fn gather<'a>(
 }
 
 /// What a caller is held against.
-struct Door<'a> {
+struct Admission<'a> {
     key: &'a JobKey,
     own: Rank,
     world_size: WorldSize,
@@ -99,7 +99,7 @@ struct Door<'a> {
     calls: VecDeque<[u8; 32]>,
 }
 
-impl Door<'_> {
+impl Admission<'_> {
     /// Whether this is the first call with this key; a rank makes a new one for each.
     fn is_new(&mut self, ephemeral: [u8; 32]) -> bool {
         if self.calls.contains(&ephemeral) {
@@ -114,7 +114,7 @@ impl Door<'_> {
 }
 
 struct Meeting<'a> {
-    door: Door<'a>,
+    admission: Admission<'a>,
     options: &'a RendezvousOptions,
     started: Instant,
     stop: Option<Stop<'a>>,
@@ -155,7 +155,7 @@ enum Heard {
 enum Why {
     Silent,
     Replay,
-    Forged(Forged),
+    AuthError(AuthError),
     Refused(String),
 }
 
@@ -163,7 +163,7 @@ impl Meeting<'_> {
     fn run(&mut self) -> Result<(), RendezvousError> {
         let mut end = self.started + self.options.timeout;
         let mut waiting = Waiting::new(self.options, self.started);
-        while self.joined.len() < self.door.awaited.len() {
+        while self.joined.len() < self.admission.awaited.len() {
             let now = Instant::now();
             if let Some(stop) = &mut self.stop {
                 stop()?;
@@ -172,7 +172,7 @@ impl Meeting<'_> {
                 return Err(self.missing());
             }
             self.drop_late(now);
-            waiting.look(self.door.own, || self.awaited());
+            waiting.look(self.admission.own, || self.awaited());
             let deadlines = self.pending.iter().map(|caller| caller.deadline);
             let look = self.stop.is_some().then_some(now + WANTED_LOOK_EVERY);
             let wake = deadlines.chain(waiting.next).chain(look).min();
@@ -231,7 +231,7 @@ impl Meeting<'_> {
     /// Why a rank that has joined leaves, if it does. It has nothing else to say before all have joined.
     fn hear_joined(&mut self, rank: Rank) -> Option<RendezvousError> {
         let channel = self.joined.get_mut(&rank)?;
-        let world_size = self.door.world_size;
+        let world_size = self.admission.world_size;
         match channel.receiver().try_recv() {
             Ok(None) => None,
             Ok(Some(Message::Abort(why))) => Some(why.into()),
@@ -304,7 +304,7 @@ impl Meeting<'_> {
     /// Reads what a caller has sent.
     fn hear(&mut self, index: usize) {
         let caller = &mut self.pending[index];
-        match caller.hear(&mut self.door) {
+        match caller.hear(&mut self.admission) {
             Heard::Waiting => {}
             Heard::Joined(rank, session) => {
                 let caller = self.pending.remove(index);
@@ -345,20 +345,20 @@ impl Meeting<'_> {
         let count = match why {
             Why::Silent => &mut self.turned_away.silent,
             Why::Replay => &mut self.turned_away.replay,
-            Why::Forged(Forged::Key) => {
+            Why::AuthError(AuthError::Key) => {
                 let _ = caller
                     .to
                     .socket
-                    .try_write(&notice(self.door.own, &NOT_OURS));
+                    .try_write(&notice(self.admission.own, &NOT_OURS));
                 self.note_wrong_secret(caller);
                 &mut self.turned_away.wrong_secret
             }
-            Why::Forged(Forged::Version { theirs }) => {
+            Why::AuthError(AuthError::Version { theirs }) => {
                 tracing::debug!(theirs, "a caller of another control version");
-                let _ = caller.to.socket.try_write(&notice(self.door.own, &[]));
+                let _ = caller.to.socket.try_write(&notice(self.admission.own, &[]));
                 &mut self.turned_away.other_version
             }
-            Why::Forged(_) => &mut self.turned_away.garbage,
+            Why::AuthError(_) => &mut self.turned_away.garbage,
             Why::Refused(reason) => {
                 self.turned_away.refused = Some(reason);
                 return;
@@ -389,7 +389,7 @@ impl Meeting<'_> {
         for rank in ranks {
             let to = self.joined[&rank].sender();
             if to.send_raw(wire::WELCOME, &[], None, soon).is_err() {
-                let world_size = self.door.world_size;
+                let world_size = self.admission.world_size;
                 let left = self.hear_joined(rank);
                 return Err(left.unwrap_or(RendezvousError::RankLeft { rank, world_size }));
             }
@@ -410,7 +410,7 @@ impl Meeting<'_> {
     /// The ranks that have not joined.
     fn missing_ranks(&self) -> Vec<Rank> {
         let is_missing = |rank: &&Rank| !self.joined.contains_key(rank);
-        let awaited = self.door.awaited.iter();
+        let awaited = self.admission.awaited.iter();
         awaited.filter(is_missing).copied().collect()
     }
 
@@ -434,7 +434,7 @@ impl Meeting<'_> {
     fn missing(&self) -> RendezvousError {
         RendezvousError::MissingRanks {
             missing: self.missing_ranks(),
-            world_size: self.door.world_size,
+            world_size: self.admission.world_size,
             after: self.started.elapsed(),
             listening: self.places(),
             turned_away: Box::new(self.turned_away.clone()),
@@ -460,7 +460,7 @@ impl Pending {
         }
     }
 
-    fn hear(&mut self, door: &mut Door<'_>) -> Heard {
+    fn hear(&mut self, admission: &mut Admission<'_>) -> Heard {
         match self.reader.poll(|buf| self.to.socket.try_read(buf)) {
             Ok(ReadProgress::Frame) => {}
             Ok(ReadProgress::Pending) => return Heard::Waiting,
@@ -469,22 +469,23 @@ impl Pending {
             }
             Err(FrameError::Length { .. }) => {
                 return Heard::Away(match self.stage {
-                    Stage::Calling => Why::Forged(Forged::Garbage),
+                    Stage::Calling => Why::AuthError(AuthError::Garbage),
                     Stage::Answered { .. } => Why::Replay,
                 });
             }
         }
         match std::mem::replace(&mut self.stage, Stage::Calling) {
             Stage::Calling => {
-                let answerer = match Answerer::new(door.key, door.own, self.reader.frame()) {
-                    Ok(answerer) => answerer,
-                    Err(forged) => return Heard::Away(Why::Forged(forged)),
-                };
+                let answerer =
+                    match Answerer::new(admission.key, admission.own, self.reader.frame()) {
+                        Ok(answerer) => answerer,
+                        Err(error) => return Heard::Away(Why::AuthError(error)),
+                    };
                 // Before any curve arithmetic, which is what an answer costs.
-                if !door.is_new(answerer.ephemeral) {
+                if !admission.is_new(answerer.ephemeral) {
                     return Heard::Away(Why::Replay);
                 }
-                self.answer(answerer, door)
+                self.answer(answerer, admission)
             }
             Stage::Answered { rank, mut session } => {
                 match session.opener.open(self.reader.frame()) {
@@ -495,14 +496,14 @@ impl Pending {
         }
     }
 
-    fn answer(&mut self, answerer: Answerer, door: &Door<'_>) -> Heard {
-        let (rank, own, world_size) = (answerer.caller, door.own, door.world_size);
+    fn answer(&mut self, answerer: Answerer, admission: &Admission<'_>) -> Heard {
+        let (rank, own, world_size) = (answerer.caller, admission.own, admission.world_size);
         let theirs = answerer.world_size;
         let reason = if theirs != world_size.get() {
             format!("world size {theirs} at rank {rank}, {world_size} at rank {own}")
         } else if !world_size.contains(rank) {
             format!("rank {rank} is not of a world of {world_size}")
-        } else if !door.awaited.contains(&rank) {
+        } else if !admission.awaited.contains(&rank) {
             duplicate(rank)
         } else {
             return match answerer.accept() {
@@ -512,7 +513,7 @@ impl Pending {
                     Heard::Waiting
                 }
                 Ok(_) => Heard::Away(Why::Silent),
-                Err(forged) => Heard::Away(Why::Forged(forged)),
+                Err(error) => Heard::Away(Why::AuthError(error)),
             };
         };
         self.write(&answerer.refuse(&reason));

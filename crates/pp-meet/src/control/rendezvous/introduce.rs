@@ -86,20 +86,20 @@ pub fn introduce(
     }
     let own = peers.rank();
     let count = pairs.iter().filter(|(a, b)| *a == own || *b == own).count();
-    let mut ear = Ear::default();
-    let Err(own) = attend(peers, &mut ear, launch, count, deadline) else {
+    let mut inbox = Inbox::default();
+    let Err(own) = attend(peers, &mut inbox, launch, count, deadline) else {
         return Ok(());
     };
-    if ear.is_over {
+    if inbox.is_over {
         return Err(own);
     }
     let soon = Instant::now() + VERDICT_LATER;
     // Rank 0 may be gone. Otherwise it says which fault was the first, perhaps that of the rank that left this one.
     let _ = sender(peers, MEETING_RANK)?.send(&Message::Abort(own.clone()), soon);
     loop {
-        match ear.hear(peers, MEETING_RANK, soon) {
+        match inbox.hear(peers, MEETING_RANK, soon) {
             Ok(_) => {}
-            Err(first) if ear.is_over => return Err(first),
+            Err(first) if inbox.is_over => return Err(first),
             Err(_) => return Err(own),
         }
     }
@@ -126,13 +126,13 @@ fn preside(
     pairs: &BTreeSet<(Rank, Rank)>,
     deadline: Instant,
 ) -> Result<(), Fault> {
-    let mut ear = Ear::default();
+    let mut inbox = Inbox::default();
     let mut all = || {
         for (door, caller) in pairs {
             let secret = random_bytes();
             let place = place(&sender(peers, *door)?);
             say(peers, *door, &Words::Await(*caller, secret), deadline)?;
-            let Words::Open(port) = ear.hear(peers, *door, deadline)? else {
+            let Words::Open(port) = inbox.hear(peers, *door, deadline)? else {
                 return Err(misbehaved(*door, "it was to open a door"));
             };
             let call = Words::Call(*door, secret, place, port);
@@ -141,7 +141,7 @@ fn preside(
         let ranks: Vec<Rank> = peers.iter().map(ControlChannel::peer).collect();
         for rank in &ranks {
             // A rank that waited in vain says for whom.
-            let Words::Done = ear.hear(peers, *rank, deadline + VERDICT_LATER)? else {
+            let Words::Done = inbox.hear(peers, *rank, deadline + VERDICT_LATER)? else {
                 return Err(misbehaved(*rank, "it was to have its channels"));
             };
         }
@@ -171,21 +171,21 @@ fn place(to: &ControlSender) -> Option<IpAddr> {
 /// The part of any other rank, which is in `count` pairs.
 fn attend(
     peers: &mut Peers,
-    ear: &mut Ear,
+    inbox: &mut Inbox,
     launch: &Launch,
     count: usize,
     deadline: Instant,
 ) -> Result<(), Fault> {
     let to_rank_0 = sender(peers, MEETING_RANK)?;
     for _ in 0..count {
-        let words = ear.hear(peers, MEETING_RANK, deadline + VERDICT_LATER)?;
+        let words = inbox.hear(peers, MEETING_RANK, deadline + VERDICT_LATER)?;
         // Rank 0 says why nothing comes of it, if it knows.
-        let mut stop = || ear.listen(peers);
+        let mut stop = || inbox.listen(peers);
         let met = meet_neighbour(launch, words, &to_rank_0, deadline, &mut stop)?;
         peers.channels.insert(met.peer(), met);
     }
     say(peers, MEETING_RANK, &Words::Done, deadline)?;
-    match ear.hear(peers, MEETING_RANK, deadline + 3 * VERDICT_LATER)? {
+    match inbox.hear(peers, MEETING_RANK, deadline + 3 * VERDICT_LATER)? {
         Words::Done => Ok(()),
         _ => Err(misbehaved(MEETING_RANK, "an introduction too many")),
     }
@@ -282,14 +282,14 @@ fn told(error: RendezvousError, own: Rank) -> Fault {
 
 /// What a rank hears while others are introduced.
 #[derive(Default)]
-struct Ear {
+struct Inbox {
     /// Words that came before they were asked for, the oldest first.
     words: Vec<(Rank, Words)>,
     /// A rank has said why it ends.
     is_over: bool,
 }
 
-impl Ear {
+impl Inbox {
     /// The next words of a rank.
     fn hear(&mut self, peers: &mut Peers, rank: Rank, deadline: Instant) -> Result<Words, Fault> {
         let started = Instant::now();

@@ -17,7 +17,9 @@ use crate::control::channel::ControlChannel;
 use crate::control::error::ControlError;
 use crate::control::frame::{FrameReader, ReadProgress};
 use crate::control::message::{Message, kind as wire};
-use crate::control::secure::{Answer, Caller, Forged, JobKey, MAX_ANSWER_BYTES, MIN_ANSWER_BYTES};
+use crate::control::secure::{
+    Answer, AuthError, Caller, JobKey, MAX_ANSWER_BYTES, MIN_ANSWER_BYTES,
+};
 use crate::control::socket::{Connected, Socket, SocketKind, trusted_pid};
 use crate::launch::{Launch, Via};
 
@@ -160,10 +162,10 @@ fn attempt(
     let (caller, call) = Caller::new(key, own, whom, launch.world_size().get());
     let answered = exchange(&socket, &call, deadline).map_err(not_met)?;
     let answer = caller.finish(whom, answered.frame());
-    let answer = answer.map_err(|forged| {
-        let reason = format!("the process at that address {forged}");
-        match forged {
-            Forged::NotOurs => Failed::TurnedAway(reason),
+    let answer = answer.map_err(|error| {
+        let reason = format!("the process at that address {error}");
+        match error {
+            AuthError::OtherSecret => Failed::TurnedAway(reason),
             _ => not_met(reason),
         }
     })?;

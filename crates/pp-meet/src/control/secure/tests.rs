@@ -1,3 +1,4 @@
+use super::AuthError::Frame;
 use super::testing::{ONE, ZERO, key, ours, session};
 use super::*;
 
@@ -37,7 +38,7 @@ fn frame_opens_once_only() {
     let (mut one, mut zero) = session();
     let frame = one.sealer.seal(7, b"body").to_vec();
     zero.opener.open(&frame[PREFIX_BYTES..]).unwrap();
-    assert_eq!(zero.opener.open(&frame[PREFIX_BYTES..]), Err(Forged::Frame));
+    assert_eq!(zero.opener.open(&frame[PREFIX_BYTES..]), Err(Frame));
 }
 
 #[test]
@@ -45,10 +46,7 @@ fn frame_out_of_order_does_not_open() {
     let (mut one, mut zero) = session();
     let _first = one.sealer.seal(7, b"first").to_vec();
     let second = one.sealer.seal(7, b"second").to_vec();
-    assert_eq!(
-        zero.opener.open(&second[PREFIX_BYTES..]),
-        Err(Forged::Frame)
-    );
+    assert_eq!(zero.opener.open(&second[PREFIX_BYTES..]), Err(Frame));
 }
 
 #[test]
@@ -58,8 +56,8 @@ fn altered_or_cut_frame_does_not_open() {
     for index in 0..frame.len() {
         let mut altered = frame.clone();
         altered[index] ^= 1;
-        assert_eq!(zero.opener.open(&altered), Err(Forged::Frame));
-        assert_eq!(zero.opener.open(&frame[..index]), Err(Forged::Frame));
+        assert_eq!(zero.opener.open(&altered), Err(Frame));
+        assert_eq!(zero.opener.open(&frame[..index]), Err(Frame));
     }
     // A failure does not count as a frame, so the true one still opens.
     assert_eq!(zero.opener.open(&frame).unwrap(), (7, &b"body"[..]));
@@ -70,10 +68,7 @@ fn frame_cut_between_segments_is_noticed() {
     let (mut one, mut zero) = session();
     let frame = one.sealer.seal(7, &[0; MAX_MESSAGE_BYTES])[PREFIX_BYTES..].to_vec();
     assert!(frame.len() > SEGMENT_BYTES);
-    assert_eq!(
-        zero.opener.open(&frame[..SEGMENT_BYTES]),
-        Err(Forged::Frame)
-    );
+    assert_eq!(zero.opener.open(&frame[..SEGMENT_BYTES]), Err(Frame));
 }
 
 #[test]
@@ -81,19 +76,19 @@ fn frame_of_another_session_does_not_open() {
     let (mut one, _) = session();
     let (_, mut zero) = session();
     let frame = one.sealer.seal(7, b"body").to_vec();
-    assert_eq!(zero.opener.open(&frame[PREFIX_BYTES..]), Err(Forged::Frame));
+    assert_eq!(zero.opener.open(&frame[PREFIX_BYTES..]), Err(Frame));
 }
 
 #[test]
 fn frame_reflected_to_its_sender_does_not_open() {
     let (mut one, _) = session();
     let frame = one.sealer.seal(7, b"body").to_vec();
-    assert_eq!(one.opener.open(&frame[PREFIX_BYTES..]), Err(Forged::Frame));
+    assert_eq!(one.opener.open(&frame[PREFIX_BYTES..]), Err(Frame));
 }
 
-fn answer_to(call: &[u8]) -> Forged {
+fn answer_to(call: &[u8]) -> AuthError {
     match Answerer::new(&ours(), ZERO, &call[PREFIX_BYTES..]) {
-        Err(forged) => forged,
+        Err(error) => error,
         Ok(_) => panic!("accepted"),
     }
 }
@@ -105,15 +100,15 @@ fn call_of_another_secret_job_or_role_is_refused() {
         key("a secret of many bytes", "job2"),
     ] {
         let (_, call) = Caller::new(&key, ONE, ZERO, 2);
-        assert_eq!(answer_to(&call), Forged::Key);
+        assert_eq!(answer_to(&call), AuthError::Key);
     }
     let (_, meant_for_two) = Caller::new(&ours(), ONE, Rank::new(2), 2);
-    assert_eq!(answer_to(&meant_for_two), Forged::Key);
+    assert_eq!(answer_to(&meant_for_two), AuthError::Key);
     let (_, mut call) = Caller::new(&ours(), ONE, ZERO, 2);
     call[PREFIX_BYTES + 6] = 2;
     assert_eq!(
         answer_to(&call),
-        Forged::Key,
+        AuthError::Key,
         "the rank in the clear is bound too"
     );
 }
@@ -122,15 +117,15 @@ fn call_of_another_secret_job_or_role_is_refused() {
 fn call_of_another_version_is_named() {
     let (_, mut call) = Caller::new(&ours(), ONE, ZERO, 2);
     call[PREFIX_BYTES + 4] = 9;
-    assert_eq!(answer_to(&call), Forged::Version { theirs: 9 });
+    assert_eq!(answer_to(&call), AuthError::Version { theirs: 9 });
     let (caller, _) = Caller::new(&ours(), ONE, ZERO, 2);
     let mut answer = notice(ZERO, &[]);
     answer[PREFIX_BYTES + 4] = 9;
-    let Err(forged) = caller.finish(ZERO, &answer[PREFIX_BYTES..]) else {
+    let Err(error) = caller.finish(ZERO, &answer[PREFIX_BYTES..]) else {
         panic!("accepted");
     };
     assert_eq!(
-        forged.to_string(),
+        error.to_string(),
         "speaks control version 9, this rank speaks 2"
     );
 }
@@ -154,7 +149,7 @@ fn answer_to_another_call_is_refused() {
     let (answer, _) = answerer.accept().unwrap();
     assert!(matches!(
         second.finish(ZERO, &answer[PREFIX_BYTES..]),
-        Err(Forged::Key)
+        Err(AuthError::Key)
     ));
 }
 
@@ -171,10 +166,7 @@ fn repeated_call_leads_to_a_session_that_its_repeater_cannot_use() {
         panic!("the handshake of two honest ranks");
     };
     let confirm = one.sealer.seal(1, &[]).to_vec();
-    assert_eq!(
-        again.opener.open(&confirm[PREFIX_BYTES..]),
-        Err(Forged::Frame)
-    );
+    assert_eq!(again.opener.open(&confirm[PREFIX_BYTES..]), Err(Frame));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use pp_words::fuzz::Script;
 pub fn call(bytes: &[u8]) {
     let key = ours();
     let mut script = Script::new(bytes);
-    let mut door = Door {
+    let mut admission = Admission {
         key: &key,
         own: ZERO,
         world_size: WorldSize::new(2).expect("two"),
@@ -49,7 +49,7 @@ pub fn call(bytes: &[u8]) {
     }
     let mut made = Some(made);
     loop {
-        match caller.hear(&mut door) {
+        match caller.hear(&mut admission) {
             Heard::Waiting => {}
             // Only who made the call has the keys, and this script has them not.
             Heard::Joined(..) => panic!("a stranger was let in"),
