@@ -16,7 +16,7 @@ use pp_contract::{Header, Matched, Prepared, Stamp};
 use crate::error::TransportError;
 use crate::in_flight::{InFlight, Rejected, Resend, Submission};
 
-/// What a backend says of itself in reports and at the handshake.
+/// Describes a backend in reports and at the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Short name: `host`, `nccl`.

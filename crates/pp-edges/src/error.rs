@@ -199,7 +199,7 @@ impl TransportError {
         matches!(self, Self::Backpressure { .. })
     }
 
-    /// What kind of fault ends the job for this.
+    /// Returns the kind of the fault that ends a job for this error.
     pub fn fault_kind(&self) -> FaultKind {
         match self {
             Self::NoMemory { .. } | Self::BadShape { .. } => FaultKind::BadInput,

@@ -175,7 +175,7 @@ impl<S: Submission> Drop for InFlight<S> {
     }
 }
 
-/// What [`InFlight::complete`] found.
+/// Gives the result of [`InFlight::complete`].
 #[derive(Debug)]
 pub enum Completion<S: Submission> {
     /// The operation is done and the buffer is the caller's again.

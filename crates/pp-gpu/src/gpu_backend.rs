@@ -23,7 +23,7 @@ use pp_edges::host::EdgeShape;
 /// The operation of a fault while two ranks choose a way.
 const WHAT: &str = "choose a way between GPUs";
 
-/// The way that payloads take between two GPUs.
+/// Selects the transport of payloads between two GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuTransport {
     /// By copy engine over NVLink, where that works, else by NCCL. What was taken is said, and why.
@@ -34,7 +34,7 @@ pub enum GpuTransport {
     Nccl,
 }
 
-/// What two ranks agreed on for all edges between them.
+/// Holds the transport that two ranks agreed on for all edges between them.
 #[derive(Debug)]
 pub struct GpuAgreed(Taken);
 

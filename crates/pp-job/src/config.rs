@@ -25,8 +25,8 @@ const LONGEST_MS: u64 = 3_600_000;
 /// How long the ranks wait for each other, and rank 0 for a rank that is started again, in milliseconds.
 const WAIT_MS: u64 = pp_transport::times::MEET_WITHIN.as_millis() as u64;
 
-/// What the environment says about the job that this process belongs to. A program reads it once, in `main`, and hands
-/// it to [`crate::Job`].
+/// Holds the settings of a job from the environment. A program reads them once, in `main`, and hands
+/// them to [`crate::Job`].
 #[derive(Clone, Debug)]
 pub struct Config {
     /// This process's place among the ranks that a launcher or a supervisor started; `None` where this process is to

@@ -74,7 +74,7 @@ impl Error {
         Self::Local(Fault::new(kind, Rank::new(0), operation, detail))
     }
 
-    /// What the other ranks are told.
+    /// Makes the fault that the other ranks are told.
     pub fn fault(&self, rank: Rank, operation: &str) -> Fault {
         match self {
             Self::Fault(fault) | Self::Aborted(fault, _) => fault.clone(),

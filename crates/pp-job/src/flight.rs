@@ -85,7 +85,7 @@ struct Own {
     reporter: Reporter,
     /// Why the recording could not be written.
     failed: OnceLock<String>,
-    /// That of the driver that runs now. Never waited for: held only to look and to replace.
+    /// The switch of the driver that runs now. Never waited for: held only to look and to replace.
     switch: Mutex<Option<Switch>>,
     /// A thread is writing.
     busy: AtomicBool,

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::output::{OutputError, write_file};
 
-/// What rank 0 found when it opened the source.
+/// Holds what rank 0 has once the source is open.
 #[derive(Debug)]
 pub struct Opened<S, T> {
     /// The source.
@@ -168,7 +168,7 @@ where
         self
     }
 
-    /// What rank 0 does when everything was taken and stored: it stores and prints the results.
+    /// Sets what rank 0 does when everything was taken and stored: it stores and prints the results.
     #[must_use]
     pub fn finish(mut self, act: impl FnOnce(S, Finished) -> Result<(), Error> + 'p) -> Self {
         self.finish = Box::new(act);

@@ -27,7 +27,7 @@ use self::ranked::{Files, Ranked};
 use self::told::Told;
 use crate::error::Error;
 
-/// What the flight recordings of one job say together.
+/// Tells how a job ended, from the flight recordings of its ranks.
 #[derive(Serialize)]
 #[serde(transparent)]
 pub struct Analysis {

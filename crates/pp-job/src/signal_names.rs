@@ -9,7 +9,7 @@ pub(crate) fn heard() -> Vec<i32> {
     heard
 }
 
-/// Those that ask for an end and were not ignored when this process began.
+/// Returns the signals that ask for an end and were not ignored when this process began.
 pub fn asking() -> Vec<i32> {
     let ignored = in_mask("SigIgn:");
     let mut asking = vec![SIGINT, SIGTERM, SIGHUP];

@@ -18,7 +18,7 @@ pub(crate) const EXIT_WITHIN: Duration =
     DISCARDED_WITHIN.saturating_add(Duration::from_millis(300));
 /// The last line of a process, where the reader of standard error is slow, or stuck.
 pub(crate) const SAID_WITHIN: Duration = Duration::from_secs(2);
-/// The same signal counts as the first one: `timeout` signals a process and then its group, at once.
+/// Repeats of a signal within this time count as one: `timeout` signals a process and then its group, at once.
 pub(crate) const ECHO_WITHIN: Duration = Duration::from_millis(50);
 
 /// A signal after the end of a job was meant for the job: a user who asks twice asks within this.

@@ -72,7 +72,7 @@ pub struct DigestPair {
     pub cost_ns: u64,
 }
 
-/// What one stage does to verify chunks.
+/// Makes and compares the digests of one stage.
 #[derive(Clone, Debug)]
 pub struct Verifier {
     every: Verify,
@@ -298,7 +298,7 @@ impl Verifier {
         }
     }
 
-    /// What each stage before this one but the source says of what it made, in the order of the pipeline.
+    /// Reads the seals of the stages between the source and this one, in the order of the pipeline.
     pub fn seals<P: Plan>(&self, message: &Message<P>) -> Vec<Seal> {
         let seals = (1..self.at).map(|at| self.reported(message, at).unwrap_or_default());
         seals.collect()

@@ -127,8 +127,8 @@ pub(crate) struct Stalled {
 }
 
 impl Stalled {
-    /// The same of rank `own` that waits in a call of a group for another member to come: that one is to blame, and has the
-    /// time to say first that it is stuck.
+    /// Blames the member that rank `own` waits for in a call of a group. That member gets the time to report first that it
+    /// is stuck.
     pub(crate) fn in_group(
         self,
         wait: Option<(String, Rank)>,

@@ -148,7 +148,7 @@ pub trait RetainedPayloads<Tx> {
     -> Result<(), TransportError>;
 }
 
-/// What the source says when asked.
+/// Says whether the source has a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
     /// A chunk is ready, and begins like this.
@@ -376,7 +376,7 @@ pub trait Stage<Tx, Rx> {
     }
 }
 
-/// What a stage says whose order has more than it can do.
+/// Makes the fault of a stage that puts nothing off and is told to do something later.
 pub(crate) fn puts_nothing_off(chunk: ChunkIndex) -> StageError {
     let detail =
         format!("the order puts something off of chunk {chunk}, and this stage puts nothing off");
@@ -395,7 +395,7 @@ pub trait GroupStage<Tx, Rx, G> {
 
     /// Works on one chunk, together with the other members. The leader has the slot received and the slot that goes on;
     /// the others have neither. The message is the same for all, and says what lies in the leader's slot. All members
-    /// make the same collective calls in the same order. What the others say of tensors that they made is not looked at.
+    /// make the same collective calls in the same order. Only the leader's tensor descriptions are used.
     ///
     /// # Errors
     /// The work failed; that ends the job. So does a collective of which a member is lost.
@@ -471,7 +471,7 @@ pub trait Sink<Rx> {
     }
 }
 
-/// What a stage, or the sink, says of its work on a chunk.
+/// Reports the work of a stage, or of the sink, on a chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// Calls that were made.
@@ -486,7 +486,7 @@ pub struct Taken {
     pub note: Vec<u8>,
 }
 
-/// What a stage says of a chunk that it is done with.
+/// Holds the results of a stage for a chunk: the tensors that go on, and its report.
 #[derive(Clone, Debug)]
 pub struct Done {
     /// What lies in the slot that goes on.

@@ -86,7 +86,7 @@ struct Asked {
     ending: Ending,
     /// The signal that asked for a drain; 0 where none has.
     signal: u8,
-    /// The source needs no other rank, perhaps since after a fault here.
+    /// Says that the source needs no other rank. It may have become true after a fault here.
     is_source_done: bool,
 }
 
@@ -138,7 +138,7 @@ impl Switch {
         self.0.rank
     }
 
-    /// What the driver is inside of just now; `None` before it has begun.
+    /// Returns the operation that the driver is in; `None` before it has begun.
     pub fn activity(&self) -> Option<Activity> {
         self.0.progress.activity()
     }
@@ -266,7 +266,7 @@ impl Switch {
         self.verdict_within(VERDICT_WITHIN)
     }
 
-    /// As [`Switch::verdict`], for so long.
+    /// Waits for the [`Switch::verdict`] until `within` is over.
     pub(crate) fn verdict_within(&self, within: Duration) -> Option<&Fault> {
         let deadline = Instant::now() + within;
         loop {
@@ -284,7 +284,7 @@ impl Switch {
         self.0.bell.ring();
     }
 
-    /// What is done once the driver needs nothing more of other ranks. Must not block. The first call counts.
+    /// Sets what is called once the driver needs no other rank. It must not block. Only the first call counts.
     pub fn when_served(&self, act: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.when_served.set(Box::new(act));
     }

@@ -47,7 +47,7 @@ pub enum Reason {
     Panic(Text<512>),
 }
 
-/// What the driver of a rank was inside of.
+/// Names the operation that the driver of a rank was in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activity {
     /// Its name.
@@ -60,7 +60,7 @@ pub struct Activity {
     pub waiting_since_ns: Option<u64>,
 }
 
-/// What one rank recorded.
+/// Holds the events that one rank recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recording {
     /// Digest of the job's id.

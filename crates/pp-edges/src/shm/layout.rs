@@ -56,7 +56,7 @@ pub struct EdgeEnd {
     pub is_sender: bool,
 }
 
-/// What a region holds of its edges.
+/// Says which memory of its edges a region holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
     /// Rings and slots, of ranks of one host.

@@ -196,9 +196,8 @@ impl Sending {
         self.pool.slot(self.slot).give_up();
     }
 
-    /// The lease again, where its send failed and the generation is over with it: to be read from,
-    /// since no work has written it. If NCCL may have taken it, its slot was given up, and refuses
-    /// to be written.
+    /// Takes the slot back after a failed send, for reading only. If NCCL may still own it, writing is
+    /// refused.
     pub(crate) fn recall(self) -> DeviceTx {
         self.pool.lane.recall(self.slot);
         DeviceTx::new(&self.pool, self.slot)

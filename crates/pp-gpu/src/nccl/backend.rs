@@ -43,7 +43,7 @@ pub struct NcclBackend {
     issuer: Option<Issuer>,
 }
 
-/// What two ranks exchange before NCCL connects them.
+/// Holds the values that two ranks exchange before NCCL connects them.
 #[derive(Debug)]
 pub struct Agreed {
     is_lower: bool,

@@ -109,7 +109,7 @@ impl Communicator {
         self.members.name()
     }
 
-    /// What gives this communicator up, from any thread.
+    /// Returns a handle that aborts this communicator from any thread.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle(Arc::clone(&self.life))

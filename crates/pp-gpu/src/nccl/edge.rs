@@ -17,7 +17,7 @@ use pp_edges::host::EdgeShape;
 use pp_edges::lane::LaneEnd;
 use pp_words::slots::SlotWords;
 
-/// What all edges with one peer are made of. Both ranks give the same shapes, ids and settings.
+/// Configures all edges with one peer. Both ranks give the same shapes, ids and settings.
 #[derive(Debug)]
 pub struct NcclOptions {
     /// Who issues on this rank's device.
@@ -35,7 +35,7 @@ pub struct NcclOptions {
     pub blocking: bool,
 }
 
-/// What an edge is made of.
+/// Configures one edge.
 #[derive(Debug)]
 pub struct NcclEdge {
     /// Its number.

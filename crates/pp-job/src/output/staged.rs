@@ -76,7 +76,7 @@ pub fn can_be_created(target: &Path) -> Result<(), OutputError> {
 /// An output that was opened and is not yet committed.
 ///
 /// # If dropped
-/// What was written to a regular file is gone. What went to a pipe or device has gone there.
+/// Nothing written to a regular file remains; bytes written to a pipe or device stay written.
 #[derive(Debug)]
 pub struct StagedFile {
     file: Patient<File>,

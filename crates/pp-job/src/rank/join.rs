@@ -26,7 +26,7 @@ use crate::job::ThisRank;
 use crate::reports::TargetProcess;
 use crate::{RANK_0, times};
 
-/// What must be the same on all ranks, beside the plan and the backend: the handshake compares it.
+/// Lists the settings, beside plan and backend, that must be equal on all ranks. The handshake compares them.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
     settings: Vec<(String, String)>,

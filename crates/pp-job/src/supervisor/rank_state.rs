@@ -32,9 +32,9 @@ pub(super) struct RankState {
     pub(super) given_up: Option<Fault>,
     /// The chunks in flight when rank 0 gave the process up.
     pub(super) in_flight: Option<Chunks>,
-    /// Those that were when the rank ended last by its own doing.
+    /// Chunks that were in flight when the rank last ended by its own doing.
     pub(super) ended_with: Option<Chunks>,
-    /// Those that were the two last times.
+    /// Chunks that were in flight both last times.
     pub(super) ended_twice_with: Option<Chunks>,
     /// The process ended, and rank 0 has not said yet whether it wants another.
     pub(super) gone: Option<(End, Instant)>,

@@ -489,7 +489,7 @@ impl ControlReceiver {
     }
 }
 
-/// What a peer may send, to one who expects anything.
+/// Holds a message or descriptors that came from a peer.
 #[derive(Debug)]
 pub enum Received<'a> {
     /// A message.

@@ -2,7 +2,7 @@
 
 use pp_contract::{CacheEpoch, ChunkIndex};
 
-/// What the core cannot know by itself of one stage when it is polled.
+/// Tells the core, when it is polled, what only the driver knows of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StageFacts {
     /// The payload of the chunk that [`oldest_waiting`](super::RankCore::oldest_waiting) gives for each input is here.
@@ -28,7 +28,7 @@ pub struct Ticket {
     pub is_stale: bool,
 }
 
-/// What a rank is to do next. Stages and inputs are named by their places.
+/// Tells the driver of a rank what to do next. Stages and inputs are named by their places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Decision {
     /// Nothing until something new is handled.
@@ -60,7 +60,7 @@ pub enum Decision {
         /// The input.
         input: usize,
     },
-    /// As [`Decision::Run`] of two stages whose work overlaps: begin both, the first one first, and hand both results on when
+    /// Run two stages at once, each as in [`Decision::Run`]: begin both, the first one first, and hand both results on when
     /// both are done.
     RunOverlapped {
         /// The stages.

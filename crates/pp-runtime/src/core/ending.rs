@@ -24,7 +24,7 @@ pub enum Ending {
     Aborted,
 }
 
-/// What moves a rank toward its end, or back from it.
+/// Moves a rank toward its end, or back from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndEvent {
     /// The user, or the end of input, asks the job to take nothing new.

@@ -8,7 +8,7 @@ pub const ONWARD: usize = 0;
 /// The input from the last stage of a ring to its first, and the output from there.
 pub const LAP: usize = 1;
 
-/// What an input or an output of a stage is connected to.
+/// Names the other end of an input or output of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wire {
     /// Nothing.

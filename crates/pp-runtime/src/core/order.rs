@@ -42,7 +42,7 @@ pub struct Task {
     pub chunk: u64,
 }
 
-/// What a rank does at once.
+/// Names what a rank does at one time: an entry of its order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Turn {
     /// A stage works on a chunk.
@@ -64,7 +64,7 @@ impl Turn {
         first.into_iter().chain(second)
     }
 
-    /// The same with other names for stages and chunks.
+    /// Renames the stages and chunks.
     fn map(self, name: impl Fn(Task) -> Task) -> Self {
         match self {
             Self::Run(task) => Self::Run(name(task)),
@@ -211,7 +211,7 @@ impl FixedOrder {
         }
     }
 
-    /// The same order where all ranks have these: chunks come to a stage in the order in which the stage before runs them.
+    /// Sets in which order chunks come to each stage: as the stage before runs them, by the orders of all ranks.
     #[must_use]
     pub fn among(mut self, all: &[Self]) -> Self {
         let runs = self.turns.iter().flat_map(Turn::runs);

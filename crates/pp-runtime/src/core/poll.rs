@@ -9,7 +9,7 @@ use super::order::Turn;
 use super::rank::RankCore;
 
 impl<L, C, W> RankCore<L, C, W> {
-    /// What to do now. `facts` has those of each stage.
+    /// Decides what to do now. `facts` has one entry for each stage.
     pub fn poll(&self, facts: &[StageFacts]) -> Decision {
         if self.ending.is_stopped() {
             return Decision::Stop;

@@ -57,14 +57,14 @@ impl<L, C, W> RankCore<L, C, W> {
         }
     }
 
-    /// The same rank in a job whose ranks meet again when one is lost.
+    /// Lets the rank go on after a loss: the ranks of the job meet again.
     #[must_use]
     pub fn with_restarts(mut self) -> Self {
         self.meets_again = true;
         self
     }
 
-    /// The same rank in a fixed order. It takes no cuts and no new attempts: a step is whole.
+    /// Lets the rank work in a fixed order. It takes no cuts and no new attempts: a step is whole.
     ///
     /// # Panics
     /// If the order is that of another rank.
@@ -103,7 +103,7 @@ impl<L, C, W> RankCore<L, C, W> {
         self.turns.is_none() && self.stages[stage].stage.is_sink && ticket.chunk < self.not_taken
     }
 
-    /// Whether a hard cut overtook the chunk. What a group has begun all its members do: the leader alone judges.
+    /// Whether a hard cut made the chunk stale. Only a leader decides; the other members finish what it has begun.
     pub(super) fn is_stale(&self, stage: usize, ticket: &Ticket) -> bool {
         let follows = self.stages[stage].stage.follows();
         !follows && (ticket.is_stale || ticket.epoch < self.oldest)
@@ -313,7 +313,7 @@ impl<L, C, W> RankCore<L, C, W> {
         turns.is_some_and(|turns| turns.puts_off(stage, chunk))
     }
 
-    /// What a [`Decision::Later`] asks for has been done.
+    /// Notes that a [`Decision::Later`] was carried out.
     pub fn handle_later(&mut self) {
         if let Some(turns) = &mut self.turns {
             turns.advance();

@@ -32,7 +32,7 @@ struct DigestCost {
     us: u64,
 }
 
-/// What rank 0 knows of the chunks that were verified.
+/// Collects, at rank 0, the results for the chunks that were verified.
 #[derive(Debug)]
 pub struct Log {
     every: Verify,
@@ -101,7 +101,7 @@ impl Log {
         Ok(())
     }
 
-    /// What the report says of it; `None` where nothing is verified.
+    /// Returns the part of the report on verification; `None` where nothing is verified.
     pub fn verified(&self) -> Option<Verified<'_>> {
         let mean = |us: u64| us as f64 / 1000.0 / self.count.max(1) as f64;
         let line = |cost: &DigestCost| Line {

@@ -27,7 +27,7 @@ use crate::core::{Counts, EndEvent, LocalStage, RankCore, stages_of};
 use crate::report::{Recorder, Restart};
 use crate::stage::Source;
 
-/// What a rank that finished has to tell.
+/// Sums up the run of a rank that finished.
 #[derive(Debug)]
 pub struct Summary {
     /// How many chunks went where; all 0 on a rank without the source.

@@ -20,7 +20,7 @@ pub struct StageTimes {
     pub end_ns: u64,
 }
 
-/// What a stage behind the source says of one chunk. In JSON durations are milliseconds.
+/// Records how a stage behind the source worked on one chunk. In JSON durations are milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StageRecord {
     /// How long it worked, as its rank measured it; of a group the longest work of a member.
@@ -36,7 +36,7 @@ pub struct StageRecord {
     pub members: Vec<MemberRecord>,
 }
 
-/// What a member of a group says of one chunk. In JSON durations are milliseconds.
+/// Records how a member of a group worked on one chunk. In JSON durations are milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemberRecord {
     /// Its rank.
@@ -140,7 +140,7 @@ impl ChunkRecord {
         record.map_or(0, |record| record.work_us.saturating_mul(1_000))
     }
 
-    /// What the members of the group say that runs a stage, the leader first; none where one rank runs it.
+    /// Returns the records of a stage's group, the leader first; none where one rank runs the stage.
     pub fn members(&self, stage: usize) -> &[MemberRecord] {
         let record = stage.checked_sub(1).and_then(|at| self.stages.get(at));
         record.map_or(&[], |record| &record.members)

@@ -49,7 +49,7 @@ struct Track<'a> {
     tid: usize,
 }
 
-/// Those of all stages, in the order of the pipeline.
+/// Makes the tracks of all stages, in the order of the pipeline.
 fn tracks(recorder: &Recorder) -> Vec<Track<'_>> {
     let stages = recorder.pipeline().stages().iter().zip(1..);
     let tracks = stages.map(|(stage, tid)| Track {

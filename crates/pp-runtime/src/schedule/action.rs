@@ -11,7 +11,7 @@ pub enum Way {
     Backward,
 }
 
-/// What an action does.
+/// Names the kind of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Op {
     /// `F`: the forward of a microbatch.

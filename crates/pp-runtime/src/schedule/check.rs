@@ -34,7 +34,7 @@ pub struct EdgeUse {
     pub peak: u32,
 }
 
-/// What a schedule takes, as counts.
+/// Counts the resources that a schedule needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// By rank: the most activations that it keeps at a time. An `F` makes one, a `W` or a `B` frees it.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What a schedule may use.
+/// Limits the resources of a schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The slots of each edge. `Some(0)`: a send ends only when its receive begins. [`None`]:

@@ -36,7 +36,7 @@ pub use run::{RunError, Runnable};
 pub use simulate::Timeline;
 pub use text::{Cell, CellFault, ParseError};
 
-/// What each rank does, in which order.
+/// Lists the steps of each rank in the order in which it runs them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// By rank.

@@ -78,7 +78,7 @@ impl Runnable {
         &self.pipeline
     }
 
-    /// What each rank does, in which order.
+    /// Returns the fixed order of each rank.
     #[must_use]
     pub fn orders(&self) -> &[FixedOrder] {
         &self.orders

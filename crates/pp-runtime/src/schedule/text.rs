@@ -106,7 +106,7 @@ pub enum ParseError {
     },
 }
 
-/// What is wrong with a cell.
+/// Says why a cell cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CellFault {

@@ -48,7 +48,7 @@ pub(super) enum Event<'a, T> {
     Tick,
 }
 
-/// What is to be done.
+/// Tells the watchdog what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Effect<T> {
     /// Send this to a peer by then; say so if that fails.

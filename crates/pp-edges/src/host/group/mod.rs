@@ -114,7 +114,7 @@ impl HostGroup {
         &self.shared.members
     }
 
-    /// What ends the group from any thread.
+    /// Returns a handle that aborts the group from any thread.
     #[must_use]
     pub fn abort_handle(&self) -> GroupAbort {
         GroupAbort(Arc::clone(&self.shared))

@@ -89,7 +89,7 @@ pub(super) fn gather<'a>(
     })
 }
 
-/// What a caller is held against.
+/// Decides which callers rank 0 admits.
 struct Admission<'a> {
     key: &'a JobKey,
     own: Rank,

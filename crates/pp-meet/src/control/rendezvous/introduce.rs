@@ -280,7 +280,7 @@ fn told(error: RendezvousError, own: Rank) -> Fault {
     Fault::new(fault.kind, fault.rank, OPERATION, what)
 }
 
-/// What a rank hears while others are introduced.
+/// Keeps the messages that come to a rank while others are introduced.
 #[derive(Default)]
 struct Inbox {
     /// Words that came before they were asked for, the oldest first.

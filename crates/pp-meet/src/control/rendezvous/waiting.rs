@@ -25,7 +25,7 @@ pub struct RendezvousOptions {
     pub declines: Option<Fault>,
 }
 
-/// What is done with the sender to a rank that was met.
+/// Is called with the sender to each rank that was met.
 #[derive(Clone)]
 pub struct OnMet(pub Arc<dyn Fn(&ControlSender) + Send + Sync>);
 
