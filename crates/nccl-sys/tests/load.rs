@@ -132,7 +132,7 @@ fn the_initializer_is_that_of_the_header() {
 /// Not a test but the process that the tests below start: loads, and prints what came of it.
 #[test]
 #[ignore = "started by other tests, with an environment of their making"]
-fn in_a_process_of_its_own() {
+fn load_nccl_in_a_process_of_its_own() {
     match Nccl::load() {
         Err(error) => println!("refused: {error}"),
         Ok(nccl) => {
@@ -174,7 +174,7 @@ fn child() -> Command {
     let mut child = Command::new(env::current_exe().unwrap());
     child.args([
         "--exact",
-        "in_a_process_of_its_own",
+        "load_nccl_in_a_process_of_its_own",
         "--ignored",
         "--nocapture",
     ]);

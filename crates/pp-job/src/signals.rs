@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_signal_at_once_is_one() {
+    fn a_signal_repeated_within_50_ms_counts_once() {
         let term = |ms| Some((15, Duration::from_millis(ms)));
         assert!(is_echo_of(term(0), 15));
         assert!(is_echo_of(term(49), 15));

@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_is_told_with_its_beginning() {
+    fn the_current_operation_is_shown_with_its_start() {
         let progress = DriverState::default();
         assert_eq!(progress.activity(), None);
         progress.at(Doing::Send);

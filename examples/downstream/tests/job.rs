@@ -80,12 +80,12 @@ fn a_killed_rank_is_replaced_and_no_sample_is_lost() {
 }
 
 #[test]
-fn so_is_one_with_source_and_sink_on_the_same_rank() {
+fn a_killed_rank_is_replaced_where_source_and_sink_share_a_rank() {
     replace_rank_1("killed between", &[PIPELINES[1]]);
 }
 
 #[test]
-fn so_is_a_member_of_a_group() {
+fn a_killed_member_of_a_group_is_replaced() {
     replace_rank_1("killed in a group", &[PIPELINES[2]]);
 }
 

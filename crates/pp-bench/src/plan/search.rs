@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn all_placements_of_small_chains_are_no_better() {
+    fn no_placement_of_a_small_chain_is_better_than_the_proposal() {
         let works: [&[f64]; 4] = [
             &[3.0, 1.0, 4.0, 1.0, 5.0],
             &[0.1, 9.0, 0.1],

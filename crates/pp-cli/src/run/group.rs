@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_group_failed_of_is_told_as_it_is() {
+    fn the_fault_of_a_group_is_not_blamed_on_the_plugin() {
         let ranks = [0, 1].map(Rank::new);
         let mut groups = HostGroup::of_threads("phase_b", &ranks).unwrap();
         drop(groups.pop());

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn a_header_with_an_impossible_size_or_format_is_refused() {
         let text = String::from_utf8(TOLD.to_vec()).unwrap();
         for (from, to) in [
             ("W352", "W0"),

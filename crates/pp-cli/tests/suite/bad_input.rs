@@ -197,7 +197,7 @@ fn reports_that_cannot_be_written_are_refused_before_the_work() {
 }
 
 #[test]
-fn one_process_for_everything_started_twice() {
+fn two_ranks_of_a_launcher_for_a_job_of_one_rank_are_refused() {
     let folder = folder("twice");
     let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
     let mut command = pp(&run_args(

@@ -299,7 +299,7 @@ fn blocks_of_two_sizes_are_compared_in_pairs() {
 
 /// In shared memory a payload is handed over: no byte moves, so nothing has a rate.
 #[test]
-fn what_is_handed_over_has_no_bandwidth() {
+fn bench_reports_no_bandwidth_where_payloads_are_handed_over() {
     let link = ["bench", "link", "--max-bytes", "65536"];
     let text = run(&mut pp(&link), None).succeeded().stdout;
     let text = String::from_utf8(text).unwrap();

@@ -156,7 +156,7 @@ fn ranks_that_are_lost_while_others_are_being_replaced_are_replaced_too() {
 }
 
 #[test]
-fn what_would_fail_again_is_not_started_again() {
+fn a_fault_that_would_happen_again_starts_no_rank_again() {
     let folder = folder("restart_plugin");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
     let source = root().join("crates/pp-kernels/tests/plugins/faulty.c");

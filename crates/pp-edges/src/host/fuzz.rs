@@ -162,7 +162,7 @@ fn raw(end: &SharedEnd) -> File {
 /// the time, from another thread: between any look at it and the next.
 #[cfg(test)]
 #[test]
-fn a_word_that_a_peer_never_lets_rest() {
+fn a_word_that_the_peer_changes_all_the_time_does_no_harm() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let shape = EdgeShape {
         depth: 1,

@@ -223,7 +223,7 @@ fn a_payload_that_is_spoiled_on_the_way() {
 }
 
 #[test]
-fn what_a_machine_may_refuse() {
+fn peer_access_and_its_atomics_may_be_refused() {
     let (_alone, loaded) = alone();
     device(0);
     let peers = || {

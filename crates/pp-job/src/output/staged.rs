@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_closed_to_others_stays_closed() {
+    fn a_replaced_file_keeps_its_permissions() {
         use std::os::unix::fs::PermissionsExt;
         let scratch = Folder::scratch();
         let path = scratch.file("out.y4m");

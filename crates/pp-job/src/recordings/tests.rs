@@ -202,7 +202,7 @@ fn a_message_that_was_never_taken_in_is_told_once_for_its_edge() {
 
 /// A message is held against its other half alone: what one rank lacks for a reason is no finding.
 #[test]
-fn what_a_rank_cannot_have_is_not_held_against_it() {
+fn a_rank_is_not_blamed_for_events_that_it_cannot_have_recorded() {
     let of = |operations| recording(1, 2, operations);
     let mut forgetful = of(vec![message(Receive, 0, Chunk, 1, 2)]);
     forgetful.total = 3;

@@ -156,21 +156,21 @@ fn three_ranks_that_nothing_is_done_to_end_well() {
 }
 
 #[test]
-fn of_three_ranks_one_or_two_are_killed_at_once_or_one_after_the_other() {
+fn jobs_end_well_when_one_or_two_of_three_ranks_are_killed() {
     walk_each(THREE, 0..3, |all| all.kills = 2);
     walk_each(ONE_OF_THREE, 1..2, |all| all.kills = 2);
     walk_each(THREE, 0..2, |all| (all.kills, all.ticks) = (1, 1));
 }
 
 #[test]
-fn one_of_three_ranks_exits_or_is_stopped() {
+fn jobs_end_well_when_one_of_three_ranks_exits_or_is_stopped() {
     walk_each(THREE, 0..2, |all| (all.exits, all.ticks) = (1, 1));
     walk_each(THREE, 0..2, |all| (all.stops, all.ticks) = (1, 1));
     walk_each(THREE, 1..3, |all| all.stops = 2);
 }
 
 #[test]
-fn three_ranks_get_a_signal() {
+fn jobs_end_well_when_three_ranks_get_a_signal() {
     walk_each(THREE, 0..2, |all| (all.signals, all.ticks) = (1, 1));
     walk_each(ONE_OF_THREE, 1..2, |all| {
         (all.kills, all.signals, all.ticks) = (1, 1, 1);

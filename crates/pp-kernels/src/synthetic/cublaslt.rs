@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_looked_for_where_the_wheels_of_cuda_13_put_it() {
+    fn cublaslt_is_found_in_the_wheels_of_cuda_13() {
         let root = std::env::temp_dir().join(format!("pp-wheels-{}", std::process::id()));
         let directory = root.join("nvidia/cu13/lib");
         std::fs::create_dir_all(&directory).unwrap();

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_says_so_and_a_serial_schedule_warns() {
+    fn the_summary_says_what_is_not_known_and_warns_of_a_serial_schedule() {
         let short = Measures {
             chunks: 1,
             frames: 1,

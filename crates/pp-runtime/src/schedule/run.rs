@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_job_cannot_hold_is_refused() {
+    fn a_schedule_with_too_many_stages_or_chunks_for_a_job_is_refused() {
         let refused = |schedule: &Schedule, slots| schedule.runnable(slots).unwrap_err();
         let stages = refused(&built(Kind::GPipe, (32, 1, 1)), 1);
         assert_eq!(stages, RunError::Stages { stages: 32 });

@@ -144,7 +144,7 @@ fn running(now: Instant) -> Core<u8> {
 }
 
 #[test]
-fn what_one_peer_says_the_others_are_told() {
+fn a_drain_or_fault_from_one_peer_goes_to_the_others() {
     let now = Instant::now();
     let mut core = running(now);
     let lost = core.handle(Event::Lost(0, fault(1)), now);

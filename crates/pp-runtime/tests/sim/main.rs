@@ -313,7 +313,7 @@ fn a_death_at_any_moment_does_no_harm() {
 }
 
 #[test]
-fn nor_do_two_deaths_or_a_drain() {
+fn two_deaths_or_a_death_and_a_drain_do_no_harm() {
     let at_once = cases(&REPLACED, &[2], &DEVICES[..1], &["---"]);
     walk_all(200_000, dying(2, at_once));
     let cuts = cases(&REPLACED[..6], &[2], &DEVICES[..1], &["-h-"]);

@@ -241,7 +241,7 @@ fn a_driver_that_does_not_end_after_a_fault_is_ended_also_where_what_is_done_abo
 }
 
 #[test]
-fn what_is_to_be_done_about_a_fault_is_done_when_the_watch_is_closed() {
+fn the_fault_handler_has_run_when_the_watch_is_closed() {
     for late in [Duration::ZERO, Duration::from_millis(100)] {
         let (ours, theirs) = channels();
         let switch = switch(0);

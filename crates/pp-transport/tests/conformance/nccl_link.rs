@@ -167,7 +167,7 @@ fn connecting_alone_ends_at_its_deadline_and_says_where_it_stood() {
 }
 
 #[test]
-fn one_issuer_per_device_and_one_thread_per_issuer() {
+fn a_second_issuer_or_thread_on_a_device_is_refused() {
     let mut ends = ends::<Nccl>(edge(1, 64));
     let nccl = pp_transport::nccl::Nccl::load().unwrap();
     let taken = Issuer::open(&nccl, &Device::open(0).unwrap()).unwrap_err();

@@ -194,7 +194,7 @@ fn an_order_changed_on_one_rank_is_seen() {
 }
 
 #[test]
-fn another_size_is_seen() {
+fn a_send_or_receive_of_half_the_size_is_a_finding() {
     assert_seen(CASE, "ncclSend:half", 40..42, Rule::Agreement);
     assert_seen(CASE, "ncclRecv:half", 40..42, Rule::Agreement);
 }

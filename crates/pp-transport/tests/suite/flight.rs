@@ -147,7 +147,7 @@ fn both_halves_of_a_message_are_recorded_state_by_state() {
 }
 
 #[test]
-fn what_was_given_up_is_poisoned_and_what_was_left_is_left() {
+fn an_aborted_transfer_is_recorded_as_poisoned_and_a_dropped_one_as_left() {
     let (mut low, mut high, ours, theirs) = recorded(16);
     drop(low.send(0).abort());
     drop(low.send(1));

@@ -87,7 +87,7 @@ fn every_rule_is_broken_somewhere() {
 }
 
 #[test]
-fn what_cannot_be_made_is_refused_and_named() {
+fn a_fault_that_the_run_cannot_make_is_refused_by_name() {
     let folder = folder("faults_refused");
     let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
     let input = input.to_str().unwrap();
@@ -167,7 +167,7 @@ fn without_gpus_nothing_is_begun() {
 }
 
 #[test]
-fn one_fault_is_told_in_words() {
+fn the_summary_of_one_fault_names_it_and_its_outcome() {
     let ended = run(&mut pp(&["faults", "--only", "size.truncated"]), None);
     assert!(matches!(ended.code, Some(0 | LATE)), "{}", ended.stderr);
     let text = String::from_utf8(ended.stdout).unwrap();

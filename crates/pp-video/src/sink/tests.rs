@@ -58,7 +58,7 @@ fn frames_are_written_in_order_and_counted() {
 }
 
 #[test]
-fn without_a_commit_nothing_is_left() {
+fn a_sink_dropped_before_its_commit_leaves_no_file() {
     let scratch = Folder::scratch();
     let mut sink = open(&scratch.file("out.y4m"), 2);
     sink.push(frames(4, 1), Params::new()).unwrap();

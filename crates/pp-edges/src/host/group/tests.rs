@@ -475,7 +475,7 @@ fn a_reason_is_cut_at_a_character_and_cannot_control_a_terminal() {
 }
 
 #[test]
-fn what_another_member_made_for_another_number_is_refused() {
+fn group_memory_for_another_number_of_members_is_refused() {
     let made = Memory::create(2).unwrap();
     let fd = made.region().fd().try_clone_to_owned().unwrap();
     let members = Members::new("three", &ranks(3), Rank::new(11)).unwrap();

@@ -134,7 +134,7 @@ fn a_leader_hands_on_what_all_members_have_reported_on() {
 }
 
 #[test]
-fn nothing_to_do_is_done_well() {
+fn a_run_without_chunks_ends_well() {
     for (pipeline, stages) in SHAPES {
         run(pipeline, 4, Play::chunks(0), |_| {}).assert_all(0, stages);
     }

@@ -108,7 +108,7 @@ fn a_rank_that_dies_at_any_point_changes_nothing() {
 }
 
 #[test]
-fn nor_does_one_between_others() {
+fn the_death_of_a_rank_between_others_changes_nothing() {
     for dies in [1, 2] {
         check_at_every_point("a@0 -> b@1 -> d@2 -> c@3", &SIX, 3, dies);
         check_at_every_point("a@0 -> b@1 -> d@2 -> c@0", &SIX, 2, dies);
@@ -116,13 +116,13 @@ fn nor_does_one_between_others() {
 }
 
 #[test]
-fn nor_does_one_with_two_stages() {
+fn the_death_of_a_rank_with_two_stages_changes_nothing() {
     check_at_every_point("a@0 -> b@1 -> d@1 -> c@0", &SIX, 3, 1);
     check_at_every_point("a@0 -> b@1 -> d@0 -> c@0", &SIX, 2, 1);
 }
 
 #[test]
-fn nor_does_one_of_a_ring() {
+fn the_death_of_a_rank_of_a_ring_changes_nothing() {
     for dies in [1, 2] {
         check_at_every_point("a@0 -> (b@1 -> d@2)*2 -> c@0", &SIX, 3, dies);
     }
@@ -197,7 +197,7 @@ fn restarts_are_used_up_one_by_one() {
 }
 
 #[test]
-fn what_would_happen_again_is_no_reason_to_start_again() {
+fn a_fault_that_would_happen_again_costs_no_restart() {
     for kind in [
         FaultKind::Plugin,
         FaultKind::BadInput,

@@ -249,7 +249,7 @@ fn what_was_issued_is_in_the_recording() {
 
 /// No completion would ever say it.
 #[test]
-fn what_fails_by_itself_is_seen_while_work_is_under_way() {
+fn an_asynchronous_nccl_error_is_seen_while_work_is_under_way() {
     let looked = Barrier::new(2);
     members(2, |m| {
         let data = m.part(0, 2 << 20);
