@@ -46,7 +46,7 @@ pub(crate) fn assert_all_behave(command: &mut Command, least: usize, reasons: &[
         let seed = format!("{chosen_by} {:?}", command.get_args().collect::<Vec<_>>());
         eprintln!("PP_TESTS_PART={chosen_by} chooses; --part {seed:?}");
         command.args(["--part", &seed]);
-        4
+        6
     };
     let ended = process::run(command.arg("--json"), None);
     let report: Value = serde_json::from_slice(&ended.stdout)
