@@ -29,7 +29,7 @@ pub(crate) fn assert_keys_are_documented(value: &serde_json::Value) {
     match value {
         serde_json::Value::Object(object) => {
             for (key, value) in object {
-                assert_has(&DOCUMENT, &[&format!("`{key}`")]);
+                assert_has(DOCUMENT, &[&format!("`{key}`")]);
                 // Digests have the names of tensors.
                 if key != "source" {
                     assert_keys_are_documented(value);

@@ -300,7 +300,7 @@ fn schedules_are_compared_with_the_same_work_for_each_rank() {
     let all = json_of("compare --ranks 4 --microbatches 6");
     assert_eq!(all["schedules"].as_array().unwrap().len(), 8);
     let why = all["left_out"][0].as_str().unwrap();
-    assert_has(&why, &["dualpipe-v on 4 ranks needs at least 8"]);
+    assert_has(why, &["dualpipe-v on 4 ranks needs at least 8"]);
     let named = words("compare 1f1b dualpipe-v --ranks 4 --microbatches 6");
     schedule(&named).failed(2, &["dualpipe-v"]);
     schedule(&["compare"]).failed(2, &["--ranks"]);
