@@ -116,8 +116,16 @@ pub(super) const ALL: &[Entry] = &[
     made("OM-02.note", BEFORE, "huge-note"),
     own("OM-03.recompute", PLAN, "skipped-recompute", Stage, RUN)
         .with(RECOMPUTE)
-        // Of a group the collectives differ before the calls are counted.
         .says(&["calls"]),
+    // The collectives differ before the calls are counted.
+    Entry::new(
+        "OM-03.recompute.group",
+        PLAN,
+        How::Hook("skipped-recompute", Stage),
+        all(Internal, Stage, "phase_b"),
+    )
+    .with(RECOMPUTE)
+    .says(&["calls"]),
     heard("OM-03.calls", PLAN, "wrong-calls"),
     heard_by_sink("OM-03.report", PLAN, "wrong-report").says(&["were planned"]),
     Entry::new(
