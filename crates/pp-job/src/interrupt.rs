@@ -12,7 +12,7 @@ use signal_hook::low_level::emulate_default_handler;
 
 use crate::context::Context;
 use crate::end::end_now;
-use crate::signal_names::{handled, heard};
+use crate::signal_names::{handled_or_ignored, heard};
 use crate::signals::{SignalTarget, is_echo_of, say_that_it_drains};
 use crate::threads::start_thread;
 use crate::{RANK_0, times};
@@ -38,8 +38,9 @@ static IS_HEARING: Mutex<bool> = Mutex::new(false);
 /// A job takes signals.
 ///
 /// # If dropped
-/// It takes none. Where no job takes any, a signal does what it does by default, unless the program had a handler of its
-/// own before its first job, which alone acts then. Right after the end of a job it was meant for the job, and does nothing.
+/// It takes none. Where no job takes any, a signal does what it did before the first job of the program: what it does by
+/// default, nothing, or what a handler of the program does. Right after the end of a job it was meant for the job, and
+/// does nothing by itself.
 #[derive(Debug)]
 pub(crate) struct Hearing(u64);
 
@@ -55,7 +56,7 @@ pub(crate) fn on_signals(
     let hearing = Hearing(number);
     let mut is_hearing = IS_HEARING.lock().unwrap_or_else(PoisonError::into_inner);
     if !*is_hearing {
-        let had_handler = handled();
+        let is_the_programs = handled_or_ignored();
         let mut arriving = Signals::new(heard())?;
         start_thread("pp-signals", move || {
             for signal in &mut arriving {
@@ -68,7 +69,7 @@ pub(crate) fn on_signals(
                     job(signal);
                 }
                 let was_meant = since.is_some_and(|since| since < times::MEANT_FOR_JOB_WITHIN);
-                let is_ours = !was_meant && !is_supervised && !had_handler(signal);
+                let is_ours = !was_meant && !is_supervised && !is_the_programs(signal);
                 if running.is_empty() && is_ours {
                     let _ = emulate_default_handler(signal);
                 }

@@ -17,9 +17,10 @@ pub fn asking() -> Vec<i32> {
     asking
 }
 
-/// Tells which signals have a handler in this process now.
-pub(crate) fn handled() -> impl Fn(i32) -> bool {
-    in_mask("SigCgt:")
+/// Tells which signals this process handles or ignores now.
+pub(crate) fn handled_or_ignored() -> impl Fn(i32) -> bool {
+    let (handled, ignored) = (in_mask("SigCgt:"), in_mask("SigIgn:"));
+    move |signal| handled(signal) || ignored(signal)
 }
 
 /// Tells which signals are in this mask of the process now.
@@ -34,4 +35,17 @@ fn in_mask(name: &str) -> impl Fn(i32) -> bool + use<> {
 pub fn name(signal: u8) -> String {
     let name = signal_hook::low_level::signal_name(signal.into());
     name.map_or_else(|| format!("signal {signal}"), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::handled_or_ignored;
+    use signal_hook::consts::{SIGPIPE, SIGWINCH};
+
+    #[test]
+    fn a_signal_that_the_program_ignores_is_the_programs() {
+        // Rust's runtime ignores it.
+        assert!(handled_or_ignored()(SIGPIPE));
+        assert!(!handled_or_ignored()(SIGWINCH));
+    }
 }
