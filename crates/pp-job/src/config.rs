@@ -129,9 +129,6 @@ pub fn stuck_after(env: impl Fn(&str) -> Option<OsString>) -> Result<Option<Dura
     milliseconds(&text, "PP_STUCK_MS", 120_000, 1000, true)
 }
 
-/// The remedy where a launcher started this process and must not have.
-pub const UNSET_LAUNCHER: &str = "unset RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK)";
-
 /// The number of ranks that a launcher started, if one did; `env` as in [`Config::from_env`].
 ///
 /// # Errors

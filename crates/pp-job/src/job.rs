@@ -9,9 +9,9 @@ use pp_contract::pipeline::MAX_DEPTH;
 use pp_contract::{Pipeline, Rank};
 use pp_runtime::report::Count;
 use pp_runtime::schedule::Runnable;
-use pp_transport::launch::{Launch, LocalJob};
+use pp_transport::launch::{Launch, Launcher, LocalJob};
 
-use crate::config::{Config, UNSET_LAUNCHER};
+use crate::config::Config;
 use crate::context::Context;
 use crate::decline::join_to_abort;
 use crate::end::{end_now, leave, log_aside, say};
@@ -237,9 +237,10 @@ pub fn check_world(started: u32, pipeline: &Pipeline, instead: &str) -> Result<(
         return Ok(());
     }
     Err(Error::Usage(format!(
-        "the launcher started {}, and {pipeline} has {needed}; start {needed}, {instead}, or {UNSET_LAUNCHER} to let pp \
-         start its own ranks",
-        Count(started.into(), "rank")
+        "the launcher started {}, and {pipeline} has {needed}; start {needed}, {instead}, or {} to let pp start \
+         its own ranks",
+        Count(started.into(), "rank"),
+        Launcher::unset_all()
     )))
 }
 

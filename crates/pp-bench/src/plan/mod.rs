@@ -15,8 +15,9 @@ use pp_command::env::Env;
 use pp_command::print_result;
 use pp_contract::Pipeline;
 use pp_job::Error;
-use pp_job::internal::{UNSET_LAUNCHER, say};
+use pp_job::internal::say;
 use pp_kernels::Description;
+use pp_transport::launch::Launcher;
 use serde::Serialize;
 
 use self::search::{Chain, Placement};
@@ -40,7 +41,8 @@ pub fn plan(
     if pp_job::internal::world(env.lookup())?.is_some() {
         return Err(Error::Usage(format!(
             "pp plan starts its own jobs on this machine, and a launcher has started this process; start it without \
-             one, or {UNSET_LAUNCHER}"
+             one, or {}",
+            Launcher::unset_all()
         )));
     }
     let subject = Subject::open(args, describe)?;

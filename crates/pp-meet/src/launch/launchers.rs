@@ -12,6 +12,14 @@ use super::place::{Env, Launcher};
 pub(super) const ALL: [Rules; 3] = [torchrun::RULES, open_mpi::RULES, slurm::RULES];
 
 impl Launcher {
+    /// The remedy where one of them started this process and must not have: the variables to unset.
+    #[must_use]
+    pub fn unset_all() -> String {
+        let [usual, others @ ..] = ALL;
+        let others = others.map(|rules| rules.rank).join(", ");
+        format!("unset {} ({others})", usual.shows.join(" and "))
+    }
+
     /// The variable with the number of ranks on this host, where no GPU of the host is hidden from them.
     #[must_use]
     pub fn local_size_variable(self) -> Option<&'static str> {

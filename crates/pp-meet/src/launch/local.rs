@@ -38,7 +38,6 @@ impl LocalJob {
         let ours = [
             "MASTER_ADDR",
             "MASTER_PORT",
-            "TORCHELASTIC_USE_AGENT_STORE",
             "PP_JOB_ID",
             "PP_JOB_SECRET",
             "PP_JOB_SECRET_FILE",

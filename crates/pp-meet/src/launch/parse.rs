@@ -4,7 +4,7 @@ use pp_contract::{Rank, WorldSize};
 
 use super::error::{LaunchError, bad, missing};
 use super::launchers::Rules;
-use super::place::{Address, Env, Launcher, Via};
+use super::place::{Address, Env, Via};
 use super::{JobSecret, Launch};
 
 /// Ports from here on, 20,000 of them, are derived from a job's id: above the well-known ones and
@@ -91,9 +91,7 @@ pub(super) fn place(env: &Env<'_>) -> Result<Option<Launch>, LaunchError> {
     Ok(Some(Launch {
         secret: JobSecret::from_env(env, &rules)?,
         launcher: rules.launcher,
-        // RANK and WORLD_SIZE alone may come from a program that starts one rank again.
-        is_all_or_none: rules.launcher != Launcher::Torchrun
-            || env.get("TORCHELASTIC_RUN_ID").is_some(),
+        is_all_or_none: (rules.is_all_or_none)(env),
         rank: Rank::new(rank),
         world_size,
         local_rank,
@@ -146,10 +144,8 @@ fn port(env: &Env<'_>, rules: &Rules) -> Result<u16, LaunchError> {
     }
     if let Some(value) = env.get("MASTER_PORT") {
         let port = port_number("MASTER_PORT", &value)?;
-        let agent_listens = env
-            .get("TORCHELASTIC_USE_AGENT_STORE")
-            .is_some_and(|value| value.trim().eq_ignore_ascii_case("true"));
-        if rules.launcher != Launcher::Torchrun || !agent_listens {
+        let listens = rules.listens.and_then(|name| env.get(name));
+        if !listens.is_some_and(|value| value.trim().eq_ignore_ascii_case("true")) {
             return Ok(port);
         }
         return port.checked_add(1).ok_or_else(|| {

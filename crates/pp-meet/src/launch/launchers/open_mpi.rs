@@ -15,6 +15,8 @@ pub(super) const RULES: Rules = Rules {
     local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
     local_size: Some(LOCAL_SIZE),
     job_id: &["PMIX_NAMESPACE"],
+    is_all_or_none: |_| true,
+    listens: None,
     port_from: &["PMIX_NAMESPACE"],
     hosts: &[],
     host: |env, world| match env.get(LOCAL_SIZE) == Some(world.to_string()) {

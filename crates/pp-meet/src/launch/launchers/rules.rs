@@ -21,6 +21,10 @@ pub(in crate::launch) struct Rules {
     pub(in crate::launch) local_size: Option<&'static str>,
     /// What tells its jobs apart.
     pub(in crate::launch) job_id: &'static [&'static str],
+    /// Whether it ends or starts all ranks together, and never one alone.
+    pub(in crate::launch) is_all_or_none: fn(&Env<'_>) -> bool,
+    /// Where this variable is "true", it listens at MASTER_PORT itself.
+    pub(in crate::launch) listens: Option<&'static str>,
     /// Where MASTER_PORT is not set, the port is derived from the first that is.
     pub(in crate::launch) port_from: &'static [&'static str],
     /// One of these says where rank 0 runs, where MASTER_ADDR does not.
@@ -58,9 +62,8 @@ impl Rules {
 
     /// All variables that are read of this launcher; some twice.
     pub(in crate::launch) fn variables(&self) -> impl Iterator<Item = &'static str> {
-        let one = [self.rank, self.local_rank]
-            .into_iter()
-            .chain(self.local_size);
+        let one = [self.rank, self.local_rank].into_iter();
+        let one = one.chain(self.local_size).chain(self.listens);
         let lists = [
             self.shows,
             self.no_rank_without,

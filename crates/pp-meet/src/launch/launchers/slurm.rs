@@ -25,6 +25,8 @@ pub(super) const RULES: Rules = Rules {
     // It may show each task a GPU of its own.
     local_size: None,
     job_id: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+    is_all_or_none: |_| true,
+    listens: None,
     port_from: &["SLURM_JOB_ID", "SLURM_JOBID"],
     hosts: &[LISTS[0], LISTS[1], LAUNCH_NODE],
     host: |env, _| host(env),

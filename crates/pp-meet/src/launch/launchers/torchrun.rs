@@ -3,6 +3,9 @@
 use super::rules::{Rules, Unknown};
 use crate::launch::place::Launcher;
 
+/// Set by torchrun's agents, and by nothing else.
+const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+
 pub(super) const RULES: Rules = Rules {
     launcher: Launcher::Torchrun,
     shows: &["RANK", "WORLD_SIZE"],
@@ -12,7 +15,10 @@ pub(super) const RULES: Rules = Rules {
     local_rank: "LOCAL_RANK",
     local_size: Some("LOCAL_WORLD_SIZE"),
     // Its restart count is left out on purpose: its agents do not agree on it.
-    job_id: &["TORCHELASTIC_RUN_ID", "MASTER_PORT"],
+    job_id: &[RUN_ID, "MASTER_PORT"],
+    // RANK and WORLD_SIZE alone may come from a program that starts one rank again.
+    is_all_or_none: |env| env.get(RUN_ID).is_some(),
+    listens: Some("TORCHELASTIC_USE_AGENT_STORE"),
     port_from: &[],
     hosts: &[],
     host: |_, _| {
