@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::process::{cargo, run as run_command, target};
+use crate::process::{cargo, command, run as run_command, target};
 use crate::{kernels, layers, mutants, nccl_bindings, suite, tidy};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
@@ -20,6 +20,9 @@ pub(crate) fn run() -> Result<()> {
     fuzz.arg("--no-default-features");
     fuzz.env("CARGO_TARGET_DIR", target()?.join("fuzz"));
     let one = ["--by".to_owned(), suite::seed()];
-    suite::run(vec![fuzz, mutants::build(&one)?])?;
+    let mut doc = command("nice");
+    doc.args("cargo doc --workspace --no-deps --quiet".split(' '));
+    doc.env("RUSTDOCFLAGS", "--deny warnings");
+    suite::run(vec![fuzz, mutants::build(&one)?, doc])?;
     mutants::run(&one)
 }

@@ -18,16 +18,8 @@ pub(crate) const PART: &str = "PP_TESTS_PART";
 /// Where the plugins lie that are built with the tests.
 const BUILT: &str = "PP_TESTS_BUILT";
 /// Crates with unsafe code, and so with something for a sanitizer to find.
-const UNSAFE_CRATES: [&str; 8] = [
-    "--package",
-    "pp-device",
-    "--package",
-    "pp-edges",
-    "--package",
-    "pp-transport",
-    "--package",
-    "pp-kernels",
-];
+const UNSAFE_CRATES: &str =
+    "-p pp-device -p pp-words -p pp-meet -p pp-edges -p pp-gpu -p pp-transport -p pp-kernels";
 
 /// The value of [`PART`]; by default the commit.
 pub(crate) fn seed() -> String {
@@ -102,7 +94,7 @@ fn memory(plugins: &Path) -> Result<Option<Command>> {
     // With --target the flags do not reach build scripts and macros.
     let mut test = cargo(&format!("test --lib --target {}", host()?));
     test.args(["--test", "conformance", "--test", "plugin"])
-        .args(UNSAFE_CRATES)
+        .args(UNSAFE_CRATES.split(' '))
         .arg("--target-dir")
         .arg(target()?.join("asan"))
         .env("RUSTC_BOOTSTRAP", "1")
