@@ -50,6 +50,12 @@
   }                                                                                                      \
   TABLE(table->create = bad_create)
 
+#ifdef FAULT_JUNK
+enum { EXITS = 1 };
+#else
+enum { EXITS = 0 };
+#endif
+
 #if defined(FAULT_CRASH)
 NEVER_RETURNS(volatile int *volatile nowhere = NULL; *nowhere = 1)
 #elif defined(FAULT_EXIT)
@@ -58,9 +64,10 @@ NEVER_RETURNS(puts("the plugin says good-bye"); exit(3))
 INSTEAD(PHASE_B, if (args->plan->current_start_frame > 8) *(volatile int *volatile)NULL = 1; return phase_b(s, args, error))
 #elif defined(FAULT_LATER_EXIT)
 INSTEAD(PHASE_B, if (args->plan->current_start_frame > 8) exit(3); return phase_b(s, args, error))
-#elif defined(FAULT_JUNK)
+#elif defined(FAULT_JUNK) || defined(NO_FAULT_JUNK)
 INSTEAD(ENCODE, char junk[64]; memset(junk, 0xff, sizeof junk); const char *fd = getenv("PP_REPORT_FD");
-        if (fd) exit(write(atoi(fd), junk, sizeof junk) < 0); return run(s, args, error))
+        int failed = fd && write(atoi(fd), junk, sizeof junk) < 0;
+        if (fd && EXITS) exit(failed); return run(s, args, error))
 #elif defined(FAULT_HANG)
 NEVER_RETURNS()
 #elif defined(FAULT_AT_EXIT)
