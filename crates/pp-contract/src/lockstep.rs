@@ -97,7 +97,7 @@ pub enum LockstepError {
     #[error("a frame follows a terminal one")]
     AfterTerminal,
     /// An earlier frame was refused.
-    #[error("an earlier frame was refused; the edge has to be built anew")]
+    #[error("an earlier frame was refused; this edge can no longer be used")]
     Poisoned,
 }
 

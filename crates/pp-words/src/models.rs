@@ -1,6 +1,6 @@
 //! loom models of the shared-memory protocols: every order of every step, under the weak memory
 //! order of the standard. Run with `cargo xtask test`, or
-//! `RUSTFLAGS="--cfg loom" cargo test -p pp-transport --lib --release`.
+//! `RUSTFLAGS="--cfg loom" cargo test -p pp-words --lib --release`.
 
 use std::sync::Arc as StdArc;
 

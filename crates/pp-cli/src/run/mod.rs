@@ -172,7 +172,7 @@ impl<'a> VideoJob<'a> {
         let choice = choice.and_then(|choice| {
             let checked = check_stages(args, pipeline, choice.kernels.describe());
             match (checked, &args.kernels) {
-                // No rank of a launcher could tell before it had the plugin. As a fault it is told once for all ranks.
+                // Under a launcher this is known only once the plugin is loaded. A fault is printed once, not by each rank.
                 (Err(Error::Usage(what)), KernelChoice::File(_)) => {
                     Err(Fault::new(FaultKind::Plugin, rank.rank(), "load kernels", what).into())
                 }

@@ -37,7 +37,7 @@ pub(super) struct Incoming<E: Edges> {
     is_closed: bool,
     /// Reports of a member that the leader has not looked at, the oldest first.
     pub(super) reports: VecDeque<(Stamp, StageReport)>,
-    /// What a slot of the leader holds that tells of a payload over this edge.
+    /// The size of the slot in which the leader has a payload that this edge tells of.
     slot_bytes: u64,
     laps: u16,
     /// The chunks of a step, in the order in which they come; none where they rise.

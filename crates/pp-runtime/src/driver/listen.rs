@@ -19,9 +19,9 @@ where
     E: Edges,
     S: Source<E::Tx>,
 {
-    /// Takes in all that came. Where a device does one thing after the other, a receive that is issued before a collective
-    /// would wait for a send behind that collective on another rank. So what a leader has told goes first, and is looked for
-    /// again once a message is here: what the leader told before that message was sent is here too.
+    /// Handles all messages that have arrived, those of leaders first. On a device that runs operations in order, a receive
+    /// that is posted before a collective can deadlock with a rank whose send follows that collective. So it looks for
+    /// words of the leader again behind each message: the leader may have sent them before that message.
     pub(super) fn listen(&mut self) -> Result<(), Fault> {
         self.hear_all(|input| !input.has_payloads())?;
         if !self.run.core.is_told()

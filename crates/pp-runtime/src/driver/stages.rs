@@ -247,8 +247,8 @@ where
         Ok(())
     }
 
-    /// Releases a chunk that no stage works on. What the sink has it accepts again, in the same words: the source waits
-    /// for what it sent again, and where a rank was lost the first acceptance may be too.
+    /// Releases a chunk that no stage works on. If the sink already has it, accepts it again with the same message: the
+    /// source sent the chunk again, and the first acceptance may have been lost with a rank.
     pub(super) fn release(&mut self, stage: usize, input: usize) -> Result<(), Fault> {
         let (ticket, waiting, _) = self.run.core.begin(stage, input);
         let place = self.run.places[stage];

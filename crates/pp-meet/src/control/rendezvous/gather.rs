@@ -500,7 +500,9 @@ impl Pending {
         let (rank, own, world_size) = (answerer.caller, admission.own, admission.world_size);
         let theirs = answerer.world_size;
         let reason = if theirs != world_size.get() {
-            format!("world size {theirs} at rank {rank}, {world_size} at rank {own}")
+            format!(
+                "rank {rank} was started in a world of {theirs} ranks, rank {own} in one of {world_size}"
+            )
         } else if !world_size.contains(rank) {
             format!("rank {rank} is not of a world of {world_size}")
         } else if !admission.awaited.contains(&rank) {

@@ -186,7 +186,9 @@ fn wrong_world_size_is_refused_by_name() {
         let text = error.to_string();
         assert_has(
             &text,
-            &[&format!("world size 3 at rank {rank}, 2 at rank 0")],
+            &[&format!(
+                "rank {rank} was started in a world of 3 ranks, rank 0 in one of 2"
+            )],
         );
     }
     job.start(1).join().unwrap().unwrap();
