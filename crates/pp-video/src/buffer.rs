@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
 
-/// Memory for frames that the caller brings.
+/// Memory for frames: the heap's, or what the caller brings.
 pub trait FrameMemory: Any + Send {
     /// Gives all of its bytes.
     fn bytes(&self) -> &[u8];
@@ -13,35 +13,36 @@ pub trait FrameMemory: Any + Send {
     fn is_idle(&self) -> bool;
 }
 
-/// Frames one after the other, in memory of either kind.
+impl FrameMemory for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
+    }
+    fn is_idle(&self) -> bool {
+        true
+    }
+}
+
+/// Frames one after the other, in memory of any kind.
 ///
 /// # If dropped
 /// As the memory in it: a GPU's knows whether it is still in use.
 pub struct Buffer {
-    memory: Memory,
+    memory: Box<dyn FrameMemory>,
     len: usize,
-}
-
-enum Memory {
-    Heap(Vec<u8>),
-    Given(Box<dyn FrameMemory>),
 }
 
 impl Default for Buffer {
     fn default() -> Self {
-        Self {
-            memory: Memory::Heap(Vec::new()),
-            len: 0,
-        }
+        Self::from(Box::new(Vec::new()) as Box<dyn FrameMemory>)
     }
 }
 
 impl From<Box<dyn FrameMemory>> for Buffer {
     fn from(memory: Box<dyn FrameMemory>) -> Self {
-        Self {
-            memory: Memory::Given(memory),
-            len: 0,
-        }
+        Self { memory, len: 0 }
     }
 }
 
@@ -49,13 +50,11 @@ impl Buffer {
     /// Makes it `len` bytes long; what is in it stays, and is anything where it grows. Memory that was
     /// given and is too small goes back, and the heap's takes its place.
     pub fn resize(&mut self, len: usize) {
-        match &mut self.memory {
-            Memory::Given(memory) if memory.bytes().len() < len => {
-                self.memory = Memory::Heap(vec![0; len]);
+        if self.memory.bytes().len() < len {
+            match (&mut *self.memory as &mut dyn Any).downcast_mut::<Vec<u8>>() {
+                Some(heap) => heap.resize(len, 0),
+                None => self.memory = Box::new(vec![0; len]),
             }
-            Memory::Given(_) => {}
-            Memory::Heap(bytes) if bytes.len() < len => bytes.resize(len, 0),
-            Memory::Heap(_) => {}
         }
         self.len = len;
     }
@@ -63,19 +62,13 @@ impl Buffer {
     /// Says whether nothing but its owner reads or writes it.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        match &self.memory {
-            Memory::Heap(_) => true,
-            Memory::Given(memory) => memory.is_idle(),
-        }
+        self.memory.is_idle()
     }
 
     /// Gives the memory that the caller brought, if it is a `T`.
     #[must_use]
-    pub fn given<T: 'static>(&self) -> Option<&T> {
-        match &self.memory {
-            Memory::Heap(_) => None,
-            Memory::Given(memory) => (&**memory as &dyn Any).downcast_ref(),
-        }
+    pub fn given<T: FrameMemory>(&self) -> Option<&T> {
+        (&*self.memory as &dyn Any).downcast_ref()
     }
 }
 
@@ -83,30 +76,20 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let bytes = match &self.memory {
-            Memory::Heap(bytes) => bytes,
-            Memory::Given(memory) => memory.bytes(),
-        };
-        &bytes[..self.len]
+        &self.memory.bytes()[..self.len]
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let bytes = match &mut self.memory {
-            Memory::Heap(bytes) => bytes,
-            Memory::Given(memory) => memory.bytes_mut(),
-        };
-        &mut bytes[..self.len]
+        &mut self.memory.bytes_mut()[..self.len]
     }
 }
 
 impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kind = match self.memory {
-            Memory::Heap(_) => "heap",
-            Memory::Given(_) => "given",
-        };
+        let is_heap = self.given::<Vec<u8>>().is_some();
+        let kind = if is_heap { "heap" } else { "given" };
         write!(f, "Buffer({kind}, {} bytes)", self.len)
     }
 }
