@@ -255,17 +255,8 @@ impl Reader {
     }
 
     fn read_byte(&mut self) -> Result<Option<u8>, InputError> {
-        loop {
-            match self.input.fill_buf() {
-                Ok(available) => {
-                    let byte = available.first().copied();
-                    self.input.consume(byte.iter().len());
-                    return Ok(byte);
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(self.failed(e)),
-            }
-        }
+        let byte = self.input.by_ref().bytes().next().transpose();
+        byte.map_err(|e| self.failed(e))
     }
 
     fn at(&self) -> At {
