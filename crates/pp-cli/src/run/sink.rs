@@ -1,7 +1,6 @@
 //! The sink of `pp run`: decodes frames and writes them.
 
 use pp_contract::{ChunkIndex, FaultKind, Plan as _, Rank, Seal, VideoPlan};
-use pp_job::output::OutputError;
 use pp_kernels::FrameGeometry;
 use pp_runtime::drift::{Check, Verifier};
 use pp_runtime::stage::{Chunk, Progress, Sink, StageError, StageResult, Taken};
@@ -45,10 +44,6 @@ pub struct VideoSink<D: Kernels> {
     has_frames: bool,
 }
 
-fn failed(error: OutputError) -> StageError {
-    StageError::new(FaultKind::Io, "write output", error.to_string())
-}
-
 /// Refuses to compare frames with others that are not like them.
 fn cannot_compare(shape: &Shape, frames: FrameGeometry) -> StageError {
     let header = shape.header();
@@ -87,22 +82,20 @@ impl<D: Kernels> VideoSink<D> {
         if clean.is_some() && header != *shape.header() {
             return Err(cannot_compare(shape, frames));
         }
-        let output = args.output.as_deref().map(|target| {
-            let options = SinkOptions {
-                queue: QUEUE,
-                threads: io_threads(),
-            };
-            // As many as wait to be written, are written and are decoded into.
-            let count = QUEUE + 2 + 2 * io_threads() + depth;
-            let buffers = buffers(count, || decoder.memory())?;
-            let wake = move || bell.ring();
-            let opened = Output::open(target, &header, options, buffers, wake);
-            opened.map_err(failed)
-        });
-        let output = output.transpose()?;
-        let idle = match output {
-            Some(_) => Vec::new(),
-            None => buffers(depth, || decoder.memory())?,
+        let (output, idle) = match args.output.as_deref() {
+            Some(target) => {
+                let options = SinkOptions {
+                    queue: QUEUE,
+                    threads: io_threads(),
+                };
+                // As many as wait to be written, are written and are decoded into.
+                let count = QUEUE + 2 + 2 * io_threads() + depth;
+                let buffers = buffers(count, || decoder.memory())?;
+                let wake = move || bell.ring();
+                let output = Output::open(target, &header, options, buffers, wake)?;
+                (Some(output), Vec::new())
+            }
+            None => (None, buffers(depth, || decoder.memory())?),
         };
         Ok(Self {
             decoder,
@@ -156,7 +149,7 @@ impl<D: Kernels> VideoSink<D> {
             seals,
         };
         match &mut self.output {
-            Some(output) => output.push(frames.bytes, taking.params).map_err(failed)?,
+            Some(output) => output.push(frames.bytes, taking.params)?,
             None => self.idle.push(frames.bytes),
         }
         self.has_frames = true;
@@ -228,7 +221,8 @@ impl<D: Kernels> Sink<D::Rx> for VideoSink<D> {
         let Some(output) = self.output.take().filter(|_| self.has_frames) else {
             return Ok(());
         };
-        output.commit().map(|_| ()).map_err(failed)
+        output.commit()?;
+        Ok(())
     }
 
     fn queued(&self) -> u32 {
