@@ -1,6 +1,6 @@
 //! The stages of `pp run` between source and sink: tensors to tensors, from slot to slot.
 
-use pp_contract::{FaultKind, Manifest, Plan as _, Rank, StageSpec, VideoPlan};
+use pp_contract::{FaultKind, Manifest, Plan as _, StageSpec, VideoPlan};
 use pp_kernels::ChunkShape;
 use pp_runtime::drift::{Check, Verifier};
 use pp_runtime::stage::{Chunk, Done, GroupStage, Progress, Stage, StageError, StageResult, Taken};
@@ -20,38 +20,17 @@ pub struct Computing<G: Kernels> {
 
 pub struct VideoStage<G: Kernels> {
     /// What faults call it.
-    name: &'static str,
-    spec: StageSpec,
+    pub(super) name: &'static str,
+    pub(super) spec: StageSpec,
     /// How often a chunk comes by.
-    laps: u16,
-    generator: G,
-    max_frames: u32,
-    source: Rank,
-    verifier: Verifier,
-    layouts: Layouts,
+    pub(super) laps: u16,
+    pub(super) generator: G,
+    pub(super) max_frames: u32,
+    pub(super) verifier: Verifier,
+    pub(super) layouts: Layouts,
 }
 
 impl<G: Kernels> VideoStage<G> {
-    pub(super) fn new(
-        (spec, laps): (StageSpec, u16),
-        generator: G,
-        max_frames: u32,
-        source: Rank,
-        verifier: Verifier,
-    ) -> Self {
-        Self {
-            // A fault names it, so it lives as long as the process.
-            name: String::leak(spec.name.to_string()),
-            spec,
-            laps,
-            generator,
-            max_frames,
-            source,
-            verifier,
-            layouts: Layouts::default(),
-        }
-    }
-
     /// What goes on, once the kernels are done, and the digests that were issued behind them.
     fn conclude(
         &mut self,
@@ -87,9 +66,7 @@ impl<G: Kernels> VideoStage<G> {
             },
         }))
     }
-}
 
-impl<G: Kernels> VideoStage<G> {
     /// Begins a chunk. A member of a group that does not lead has no slots, and nothing to verify.
     fn begin(
         &mut self,
@@ -108,7 +85,7 @@ impl<G: Kernels> VideoStage<G> {
         let context = inputs.get("context_frames");
         let context = context.and_then(|(_, spec)| spec.shape().dims().first().copied());
         let shape = ChunkShape {
-            frames: notes::frames(message.note(), self.max_frames, self.source)?,
+            frames: notes::frames(message.note(), self.max_frames)?,
             steps: plan.num_denoise_steps,
             // More than 32 bits hold are more than any kernels take.
             context_frames: context.map_or(0, |frames| frames.try_into().unwrap_or(u32::MAX)),

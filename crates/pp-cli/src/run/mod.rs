@@ -39,7 +39,7 @@ use pp_transport::host::{Host, MAX_SLOTS};
 
 use self::clean::{CleanFrames, CleanStore};
 pub use self::kernels::{Kernels, Memory};
-use self::kernels::{Opening, failed};
+use self::kernels::{Layouts, Opening, failed};
 use self::middle::VideoStage;
 pub use self::on_gpu::OnGpu;
 pub use self::on_host::OnHost;
@@ -337,12 +337,16 @@ impl<'a> VideoJob<'a> {
         let at = self.place_of(stage);
         let opened = self.opened((at, member), shape, memory);
         let generator = opened.map_err(|error| error.into_fault(stage.ranks[member]))?;
-        let most = self.args.frames_per_chunk;
-        let verifier = self.verifier(at);
-        let spec = stage.clone();
-        let spec = (spec, self.laps(at));
-        let stage = VideoStage::new(spec, generator, most, RANK_0, verifier);
-        Ok(stage)
+        Ok(VideoStage {
+            // A fault names it, so it lives as long as the process.
+            name: String::leak(stage.name.to_string()),
+            spec: stage.clone(),
+            laps: self.laps(at),
+            generator,
+            max_frames: self.args.frames_per_chunk,
+            verifier: self.verifier(at),
+            layouts: Layouts::default(),
+        })
     }
 
     /// Opens the sink.
@@ -369,7 +373,7 @@ impl<'a> VideoJob<'a> {
         };
         let verifier = self.verifier(at);
         let settings = (args, self.depth);
-        let opened = VideoSink::open(settings, shape, decoder, RANK_0, verifier, clean, bell);
+        let opened = VideoSink::open(settings, shape, decoder, verifier, clean, bell);
         opened.map_err(|error| error.into_fault(rank).into())
     }
 

@@ -1,6 +1,7 @@
 //! What source and sink tell each other of a chunk, beside plan and tensors.
 
 use pp_contract::{FaultKind, MAX_NOTE_BYTES, Rank, Seal};
+use pp_job::RANK_0;
 use pp_runtime::stage::{StageError, StageResult};
 use pp_video::psnr::LumaPsnr;
 use pp_video::y4m::Params;
@@ -52,12 +53,12 @@ fn bad(of: Rank, what: &str) -> StageError {
 }
 
 /// How many frames a chunk has, which has `most` at most.
-pub(super) fn frames(note: &[u8], most: u32, source: Rank) -> StageResult<u32> {
+pub(super) fn frames(note: &[u8], most: u32) -> StageResult<u32> {
     let frames = postcard::take_from_bytes::<u32>(note);
-    let frames = frames.map_err(|_| bad(source, "cannot be read"))?.0;
+    let frames = frames.map_err(|_| bad(RANK_0, "cannot be read"))?.0;
     if !(1..=most).contains(&frames) {
         let what = format!("says that it has {frames} frames; 1 to {most} can be");
-        return Err(bad(source, &what));
+        return Err(bad(RANK_0, &what));
     }
     Ok(frames)
 }
@@ -78,12 +79,12 @@ impl ToSink {
     }
 
     /// What the source says of a chunk, which has `most` frames at most.
-    pub(super) fn decode(note: &[u8], most: u32, source: Rank) -> StageResult<Self> {
-        let frames = frames(note, most, source)?;
-        let said: Self = decoded(note, source)?;
+    pub(super) fn decode(note: &[u8], most: u32) -> StageResult<Self> {
+        let frames = frames(note, most)?;
+        let said: Self = decoded(note, RANK_0)?;
         let fits = |(at, text): &(usize, Vec<u8>)| *at < frames as usize && !text.contains(&b'\n');
         if !said.params.iter().all(fits) {
-            return Err(bad(source, "has parameters that no frame can have"));
+            return Err(bad(RANK_0, "has parameters that no frame can have"));
         }
         Ok(said)
     }
@@ -110,8 +111,6 @@ impl ToSource {
 mod tests {
     use super::*;
 
-    const SOURCE: Rank = Rank::new(0);
-
     #[test]
     fn note_of_the_source_is_read_by_all_stages() {
         let note = ToSink {
@@ -119,8 +118,8 @@ mod tests {
             params: vec![(1, b" Xa".to_vec())],
         };
         let travels = note.encode(0).unwrap();
-        assert_eq!(frames(&travels, 4, SOURCE), Ok(3));
-        assert_eq!(ToSink::decode(&travels, 4, SOURCE), Ok(note));
+        assert_eq!(frames(&travels, 4), Ok(3));
+        assert_eq!(ToSink::decode(&travels, 4), Ok(note));
     }
 
     #[test]
@@ -137,9 +136,9 @@ mod tests {
             (vec![], "cannot be read"),
             (vec![1, 200], "cannot be read"),
         ] {
-            let error = ToSink::decode(&note, 4, SOURCE).unwrap_err();
+            let error = ToSink::decode(&note, 4).unwrap_err();
             assert!(error.detail.contains(words), "{error}");
-            assert_eq!(error.blames, Some(SOURCE));
+            assert_eq!(error.blames, Some(RANK_0));
         }
         let said = ToSource {
             made: Made::default(),

@@ -1,6 +1,6 @@
 //! The sink of `pp run`: decodes frames and writes them.
 
-use pp_contract::{ChunkIndex, FaultKind, Plan as _, Rank, Seal, VideoPlan};
+use pp_contract::{ChunkIndex, FaultKind, Plan as _, Seal, VideoPlan};
 use pp_kernels::FrameGeometry;
 use pp_runtime::drift::{Check, Verifier};
 use pp_runtime::stage::{Chunk, Progress, Sink, StageError, StageResult, Taken};
@@ -37,7 +37,6 @@ pub struct VideoSink<D: Kernels> {
     /// What is decoded into where nothing is written.
     idle: Vec<Buffer>,
     max_frames: u32,
-    source: Rank,
     verifier: Verifier,
     clean: Option<CleanFrames>,
     /// Whether there is something to be stored.
@@ -67,7 +66,6 @@ impl<D: Kernels> VideoSink<D> {
         (args, depth): (&RunArgs, u32),
         shape: &Shape,
         decoder: D,
-        source: Rank,
         verifier: Verifier,
         clean: Option<CleanFrames>,
         bell: Bell,
@@ -107,7 +105,6 @@ impl<D: Kernels> VideoSink<D> {
             output,
             idle,
             max_frames: args.frames_per_chunk,
-            source,
             verifier,
             clean,
             has_frames: false,
@@ -179,7 +176,7 @@ impl<D: Kernels> Sink<D::Rx> for VideoSink<D> {
     ) -> StageResult<Progress<Taken, Taking<D>>> {
         let (message, index) = (chunk.message, chunk.place.chunk);
         let plan = message.plan().parts();
-        let mut said = ToSink::decode(message.note(), self.max_frames, self.source)?;
+        let mut said = ToSink::decode(message.note(), self.max_frames)?;
         let (made, per_frame) = self.made;
         for (at, _) in &mut said.params {
             *at *= per_frame;
