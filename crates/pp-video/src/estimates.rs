@@ -7,16 +7,14 @@ use pp_kernels::Chroma;
 use serde::Serialize;
 
 /// Says where a payload tells how much noise its frames have: the standard deviation of each plane. The built-in kernels put it
-/// there; `None` where a plugin lays the tensor out in another way.
-pub fn place(tensors: &Manifest, chroma: Chroma) -> Option<Range<usize>> {
+/// there; `None` where they do not estimate it anew in this chunk, or a plugin lays the tensor out in another way.
+pub fn place(plan: &VideoPlanParts, tensors: &Manifest, chroma: Chroma) -> Option<Range<usize>> {
+    let is_estimated = plan.init_cache || plan.reset_crossattn_cache;
     let (_, spec) = tensors.get("conditioning_embeds")?;
     let is_known = spec.dtype() == DType::Bf16 && spec.shape().dims() == [chroma.planes() as u64];
-    tensors.range(spec.name()).filter(|_| is_known)
-}
-
-/// Says whether the kernels estimate the noise anew in this chunk.
-pub fn is_estimated(plan: &VideoPlanParts) -> bool {
-    plan.init_cache || plan.reset_crossattn_cache
+    tensors
+        .range(spec.name())
+        .filter(|_| is_estimated && is_known)
 }
 
 /// Reads standard deviations in bf16; `None` where one of them is none.
@@ -95,8 +93,9 @@ mod tests {
                 TensorSpec::new("conditioning_embeds", dtype, dims).unwrap(),
             ];
             let tensors = Manifest::new(&specs).unwrap();
+            let first = VideoPlanParts::first(16, 16, 4);
             assert_eq!(
-                place(&tensors, Chroma::C420),
+                place(&first, &tensors, Chroma::C420),
                 expected,
                 "{dtype:?} {dims:?}"
             );

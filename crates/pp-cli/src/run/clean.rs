@@ -55,7 +55,7 @@ impl CleanFrames {
     pub(super) fn again(path: &Path, shape: &Shape) -> StageResult<Self> {
         let reader = Reader::open(path);
         let reader = reader.map_err(|e| StageError::new(e.kind(), "read input", e.to_string()))?;
-        if reader.header != *shape.header() {
+        if reader.header != shape.0 {
             return Err(other(&reader, "has another header"));
         }
         let frame = vec![0; reader.header.frame_bytes()];
@@ -74,7 +74,7 @@ impl CleanFrames {
         first: u64,
         decoded: &[u8],
     ) -> StageResult<LumaPsnr> {
-        let header = shape.header();
+        let header = &shape.0;
         let mut psnr = LumaPsnr::default();
         match self {
             Self::Here(clean) => {

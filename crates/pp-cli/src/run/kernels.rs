@@ -8,66 +8,35 @@ use std::fmt::Debug;
 
 use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
 use pp_kernels::{
-    Chroma, ChunkShape, Failure, FrameGeometry, FrameView, FrameViewMut, KernelError, KernelSet,
-    Layout, SessionConfig,
+    ChunkShape, Failure, FrameGeometry, FrameView, FrameViewMut, KernelError, KernelSet, Layout,
+    SessionConfig,
 };
 use pp_runtime::drift::{Digester, Verifier};
 use pp_runtime::stage::{Progress, StageError, StageResult, Worked};
 use pp_video::buffer::{Buffer, FrameMemory};
-use pp_video::header::Header;
 
 /// The ticket for digests of payloads where these kernels work.
 pub(super) type TicketOf<K> = <<K as Kernels>::Digester as Digester>::Ticket;
 
-/// Size and format of every frame.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Geometry {
-    pub(super) width: u32,
-    pub(super) height: u32,
-    pub(super) chroma: Chroma,
-    /// Bytes of one frame, its planes back to back.
-    pub(super) frame_bytes: usize,
+/// Bytes of one frame, its planes back to back.
+pub(super) fn frame_bytes(of: FrameGeometry) -> usize {
+    of.chroma.packed_frame_bytes(of.width, of.height)
 }
 
-impl Geometry {
-    /// That of a stream's frames.
-    pub(super) fn of(header: &Header) -> Self {
-        Self {
-            width: header.width(),
-            height: header.height(),
-            chroma: header.chroma(),
-            frame_bytes: header.frame_bytes(),
-        }
-    }
+/// Whole frames, back to back.
+pub(super) fn views(of: FrameGeometry, frames: &[u8]) -> Vec<FrameView<'_>> {
+    let frames = frames.chunks_exact(frame_bytes(of));
+    let views = frames.map(|frame| FrameView::packed(frame, of.width, of.height, of.chroma));
+    let views: Option<_> = views.collect();
+    views.expect("a chunk holds whole frames")
+}
 
-    /// That of the frames that kernels take or make.
-    pub(super) fn of_frames(frames: FrameGeometry) -> Self {
-        let (width, height, chroma) = (frames.width, frames.height, frames.chroma);
-        Self {
-            width,
-            height,
-            chroma,
-            frame_bytes: chroma.packed_frame_bytes(width, height),
-        }
-    }
-
-    /// Whole frames, back to back.
-    pub(super) fn views<'a>(&self, frames: &'a [u8]) -> Vec<FrameView<'a>> {
-        frames
-            .chunks_exact(self.frame_bytes)
-            .map(|frame| FrameView::packed(frame, self.width, self.height, self.chroma))
-            .collect::<Option<_>>()
-            .expect("a chunk holds whole frames")
-    }
-
-    /// Whole frames, back to back, to be written.
-    pub(super) fn views_mut<'a>(&self, frames: &'a mut [u8]) -> Vec<FrameViewMut<'a>> {
-        frames
-            .chunks_exact_mut(self.frame_bytes)
-            .map(|frame| FrameViewMut::packed(frame, self.width, self.height, self.chroma))
-            .collect::<Option<_>>()
-            .expect("a chunk holds whole frames")
-    }
+/// Whole frames, back to back, to be written.
+pub(super) fn views_mut(of: FrameGeometry, frames: &mut [u8]) -> Vec<FrameViewMut<'_>> {
+    let frames = frames.chunks_exact_mut(frame_bytes(of));
+    let views = frames.map(|frame| FrameViewMut::packed(frame, of.width, of.height, of.chroma));
+    let views: Option<_> = views.collect();
+    views.expect("a chunk holds whole frames")
 }
 
 /// What to make of an error in this operation.

@@ -30,8 +30,8 @@ use pp_contract::{Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest}
 use pp_job::internal::{check_world, say, say_aside, signal_name};
 use pp_job::output::Shown;
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, RANK_0, ThisRank};
-use pp_kernels::{ChunkShape, Description, KernelSet, StageKind};
-use pp_runtime::drift::{Log, Verifier};
+use pp_kernels::{ChunkShape, Description, KernelSet, SessionConfig, StageKind};
+use pp_runtime::drift::{Digester as _, Log, Verifier, Verify};
 use pp_runtime::stage::StageResult;
 use pp_transport::bell::Bell;
 use pp_transport::edge::Edges;
@@ -43,12 +43,12 @@ use self::kernels::{Layouts, Opening, failed};
 use self::middle::VideoStage;
 pub use self::on_gpu::OnGpu;
 pub use self::on_host::OnHost;
-use self::open::{blame, config, digest_of_kernels, prepare, slot_bytes};
+use self::open::{digest_of_kernels, slot_bytes};
 use self::report::Labels;
 pub use self::shape::Shape;
 use self::sink::VideoSink;
 use self::source::{Settings, VideoSource};
-use crate::args::{RunArgs, check_plugin_args};
+use crate::args::{RunArgs, Strength, check_plugin_args};
 use crate::cmd::plugin;
 
 /// A command line that can be run.
@@ -304,7 +304,7 @@ impl<'a> VideoJob<'a> {
         };
         self.check_slots(context_chunks)?;
         let reader = input::open(args, self.pipeline, self.depth)?;
-        let shape = Shape::new(reader.header.clone());
+        let shape = Shape(reader.header.clone());
         let opened = self.opened((0, 0), &shape, memory);
         let encoder = opened.map_err(|error| error.into_fault(RANK_0))?;
         let settings = Settings {
@@ -384,14 +384,24 @@ impl<'a> VideoJob<'a> {
         shape: &Shape,
         memory: &M,
     ) -> StageResult<M::Kernels> {
-        let (args, spec, geometry) = (self.args, &self.pipeline.stages()[at], shape.geometry());
+        let (args, spec, header) = (self.args, &self.pipeline.stages()[at], &shape.0);
+        let (width, height) = (header.width(), header.height());
         let is_between = at > 0 && at + 1 < self.pipeline.stages().len();
         // Source and sink are light: the cores are those of the stages between.
         let threads = if is_between { args.threads } else { 1 };
-        let mut config = config(args, geometry, threads);
-        (config.part, config.parts) = (spec.part as u32, spec.parts as u32);
-        (config.member, config.members) = (member as u32, spec.ranks.len() as u32);
-        config.laps = self.laps(at).into();
+        let config = SessionConfig {
+            threads,
+            noise_sigma: match args.strength {
+                Strength::Auto => None,
+                Strength::Sigma(sigma) => Some(sigma),
+            },
+            part: spec.part as u32,
+            parts: spec.parts as u32,
+            member: member as u32,
+            members: spec.ranks.len() as u32,
+            laps: self.laps(at).into(),
+            ..SessionConfig::host(width, height, header.chroma(), args.frames_per_chunk)
+        };
         let mut kernels = memory.open(&Opening {
             kernels: &self.kernels,
             // A fault names it, so it lives as long as the process.
@@ -399,7 +409,10 @@ impl<'a> VideoJob<'a> {
             config,
             args: &args.plugin_args,
             depth: self.depth,
-            blame: blame(&args.kernels),
+            blame: match args.kernels {
+                KernelChoice::File(_) => FaultKind::Plugin,
+                _ => FaultKind::Device,
+            },
         })?;
         let room = self.verifier(at).room();
         let mut sizes = Vec::new();
@@ -416,7 +429,11 @@ impl<'a> VideoJob<'a> {
         }
         let largest = sizes.iter().flatten().max().copied().unwrap_or(0);
         self.payloads.borrow_mut().insert(at, sizes);
-        prepare(kernels.digester(), (args, self.depth), largest)?;
+        if args.verify != Verify::Off {
+            // A stage between source and sink has three of each chunk that it works on.
+            let tickets = 4 * self.depth as usize;
+            kernels.digester().prepare(largest, tickets)?;
+        }
         Ok(kernels)
     }
 

@@ -21,7 +21,8 @@ use pp_video::estimates;
 use super::digests::GpuDigester;
 use super::group::OfGpu;
 use super::kernels::{
-    Encoded, Frames, Generated, Geometry, Kernels, Memory, Opening, failed, internal,
+    Encoded, Frames, Generated, Kernels, Memory, Opening, failed, frame_bytes, internal, views,
+    views_mut,
 };
 
 fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
@@ -56,7 +57,6 @@ pub struct GpuStage {
     timed: Timed,
     /// The stream that writes a group's output last; else that of the session.
     results: Stream,
-    geometry: Geometry,
     chunk_bytes: usize,
     /// Of a source, for noise that is estimated. Where all are in use, an estimate is not looked at.
     noises: Vec<Staged>,
@@ -98,7 +98,6 @@ impl Memory for OnGpu {
             .collect();
         let noises = noises.map_err(device("lock memory"))?;
         let frames = session.frames();
-        let geometry = Geometry::of_frames(frames);
         let most = stage.config.max_frames as usize * frames.frames_per_frame as usize;
         Ok(GpuStage {
             name: stage.stage,
@@ -107,8 +106,7 @@ impl Memory for OnGpu {
             digester,
             timed,
             results,
-            geometry,
-            chunk_bytes: geometry.frame_bytes * most,
+            chunk_bytes: frame_bytes(frames) * most,
             noises,
         })
     }
@@ -212,9 +210,8 @@ impl Kernels for GpuStage {
     ) -> StageResult<Progress<Encoded, Encoding>> {
         let (blame, name) = (self.blame, self.name);
         let on_error = device(name);
-        let views = self.geometry.views(&frames[..bytes]);
-        let place = estimates::place(tensors, self.geometry.chroma);
-        let place = place.filter(|_| estimates::is_estimated(plan));
+        let views = views(self.frames(), &frames[..bytes]);
+        let place = estimates::place(plan, tensors, self.frames().chroma);
         let mut noise = place.and_then(|place| Some((self.noises.pop()?, place)));
         let Self { session, timed, .. } = self;
         let work = timed.open().map_err(&on_error)?;
@@ -281,10 +278,10 @@ impl Kernels for GpuStage {
     ) -> StageResult<Progress<Frames, Decoding>> {
         let (blame, name) = (self.blame, self.name);
         let on_error = device(name);
+        let mut views = views_mut(self.frames(), &mut frames);
         let Self { session, timed, .. } = self;
         let work = timed.open().map_err(&on_error)?;
         let stream = &timed.stream;
-        let mut views = self.geometry.views_mut(&mut frames);
         let issued = read_on(payload, stream, |from| -> StageResult<()> {
             let input =
                 Payload::on_device(tensors, from.address, from.len).map_err(internal(name))?;

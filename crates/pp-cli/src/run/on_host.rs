@@ -14,7 +14,7 @@ use pp_video::estimates;
 
 use super::group::OfHost;
 use super::kernels::{
-    Encoded, Frames, Generated, Geometry, Kernels, Memory, Opening, failed, internal,
+    Encoded, Frames, Generated, Kernels, Memory, Opening, failed, internal, views, views_mut,
 };
 
 /// The memory of this machine.
@@ -25,7 +25,6 @@ pub struct HostStage {
     /// What faults call it.
     name: &'static str,
     session: StageSession,
-    geometry: Geometry,
     digester: HostDigester,
 }
 
@@ -39,7 +38,6 @@ impl Memory for OnHost {
         let session = opened.map_err(failed(FaultKind::Plugin, "open kernels"))?;
         Ok(HostStage {
             name: stage.stage,
-            geometry: Geometry::of_frames(session.frames()),
             session,
             digester: HostDigester,
         })
@@ -75,14 +73,13 @@ impl Kernels for HostStage {
         tensors: &Manifest,
         slot: &mut TxLease,
     ) -> StageResult<Progress<Encoded, Infallible>> {
-        let views = self.geometry.views(&frames[..bytes]);
+        let views = views(self.frames(), &frames[..bytes]);
         let mut payload =
             PayloadMut::new(tensors, slot.bytes_mut()).map_err(internal(self.name))?;
         self.session
             .encode(&views, plan, &mut payload)
             .map_err(failed(FaultKind::Plugin, self.name))?;
-        let place = estimates::place(tensors, self.geometry.chroma);
-        let place = place.filter(|_| estimates::is_estimated(plan));
+        let place = estimates::place(plan, tensors, self.frames().chroma);
         Ok(Progress::Done(Encoded {
             worked: None,
             noise: place.and_then(|place| estimates::sigmas(&slot.bytes_mut()[place])),
@@ -96,7 +93,7 @@ impl Kernels for HostStage {
         tensors: &Manifest,
         payload: Option<&RxLease>,
     ) -> StageResult<Progress<Frames, Infallible>> {
-        let mut views = self.geometry.views_mut(&mut frames);
+        let mut views = views_mut(self.frames(), &mut frames);
         let bytes = payload.map_or(&[][..], RxLease::bytes);
         let input = Payload::new(tensors, bytes).map_err(internal(self.name))?;
         self.session

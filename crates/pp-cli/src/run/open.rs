@@ -5,35 +5,11 @@ use std::io::Read as _;
 
 use anyhow::Context as _;
 use pp_command::KernelChoice;
-use pp_contract::{Digest, FaultKind};
+use pp_contract::Digest;
 use pp_job::Error;
-use pp_kernels::{Description, SessionConfig, guard};
-use pp_runtime::drift::{Digester, Verify};
+use pp_kernels::{Description, guard};
 use pp_runtime::stage::StageResult;
 use pp_video::buffer::{Buffer, FrameMemory};
-
-use super::kernels::Geometry;
-use crate::args::{RunArgs, Strength};
-
-/// Whose fault it is when kernels on a device fail: a file's, or, for our own, the device's.
-pub(super) fn blame(kernels: &KernelChoice) -> FaultKind {
-    match kernels {
-        KernelChoice::File(_) => FaultKind::Plugin,
-        _ => FaultKind::Device,
-    }
-}
-
-/// What kernels on host memory are opened for.
-pub(super) fn config(args: &RunArgs, geometry: Geometry, threads: u32) -> SessionConfig {
-    let (width, height) = (geometry.width, geometry.height);
-    let mut config = SessionConfig::host(width, height, geometry.chroma, args.frames_per_chunk);
-    config.threads = threads;
-    config.noise_sigma = match args.strength {
-        Strength::Auto => None,
-        Strength::Sigma(sigma) => Some(sigma),
-    };
-    config
-}
 
 /// Memory of the kernels' choice for so many chunks.
 pub(super) fn buffers(
@@ -47,19 +23,6 @@ pub(super) fn buffers(
 /// Bytes of a slot for a payload: behind it lies the guard that catches kernels which write on.
 pub(super) fn slot_bytes(payload: u64) -> u64 {
     payload + guard::GUARD_BYTES as u64
-}
-
-/// Prepares the digester for slots of so many bytes, if chunks are verified.
-pub(super) fn prepare<N: Digester>(
-    digester: &mut N,
-    (args, depth): (&RunArgs, u32),
-    slot_bytes: u64,
-) -> StageResult<()> {
-    if args.verify == Verify::Off {
-        return Ok(());
-    }
-    // A stage between source and sink has three of each chunk that it works on.
-    digester.prepare(slot_bytes, 4 * depth as usize)
 }
 
 /// What tells one set of kernels, weights included, from another: what they say of themselves and, of a plugin, its file.

@@ -7,31 +7,13 @@ use pp_kernels::SessionConfig;
 use pp_video::header::{Header, MAX_HEADER_BYTES};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::kernels::Geometry;
-
 /// The header of the clip.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shape {
-    header: Header,
-}
-
-impl Shape {
-    pub(super) fn new(header: Header) -> Self {
-        Self { header }
-    }
-
-    pub(super) fn header(&self) -> &Header {
-        &self.header
-    }
-
-    pub(super) fn geometry(&self) -> Geometry {
-        Geometry::of(&self.header)
-    }
-}
+pub struct Shape(pub(super) Header);
 
 impl Serialize for Shape {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(self.header.line())
+        serializer.serialize_bytes(self.0.line())
     }
 }
 
@@ -53,7 +35,7 @@ impl<'de> Deserialize<'de> for Shape {
                 "frames of {width}x{height}; {least}x{least} is the smallest"
             )));
         }
-        Ok(Self { header })
+        Ok(Self(header))
     }
 }
 
@@ -71,7 +53,7 @@ mod tests {
     #[test]
     fn header_survives_as_it_was() {
         let shape = hear(TOLD).unwrap();
-        assert_eq!(shape.header().line(), TOLD);
+        assert_eq!(shape.0.line(), TOLD);
         let again = postcard::to_allocvec(&shape).unwrap();
         assert_eq!(postcard::from_bytes(&again).as_ref(), Ok(&shape));
     }

@@ -11,7 +11,7 @@ use pp_video::y4m::Params;
 use pp_video::{QUEUE, io_threads};
 
 use super::clean::CleanFrames;
-use super::kernels::{Frames, Geometry, Kernels, TicketOf};
+use super::kernels::{Frames, Kernels, TicketOf, frame_bytes};
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::shape::Shape;
@@ -31,8 +31,8 @@ pub struct Taking<D: Kernels> {
 pub struct VideoSink<D: Kernels> {
     decoder: D,
     shape: Shape,
-    /// The frames that the kernels make, and how many of them for each frame of the source.
-    made: (Geometry, usize),
+    /// The frames that the kernels make.
+    made: FrameGeometry,
     output: Option<Output>,
     /// What is decoded into where nothing is written.
     idle: Vec<Buffer>,
@@ -45,7 +45,7 @@ pub struct VideoSink<D: Kernels> {
 
 /// Refuses to compare frames with others that are not like them.
 fn cannot_compare(shape: &Shape, frames: FrameGeometry) -> StageError {
-    let header = shape.header();
+    let header = &shape.0;
     let detail = format!(
         "--add-noise compares the output with the input, and these kernels give {} frames of {}x{} {:?} for each of {}x{} \
          {:?}; leave --add-noise out",
@@ -72,12 +72,12 @@ impl<D: Kernels> VideoSink<D> {
     ) -> StageResult<Self> {
         let depth = depth as usize;
         let frames = decoder.frames();
-        let header = shape.header().of_frames(frames);
+        let header = shape.0.of_frames(frames);
         let header = header.map_err(|fault| {
             let detail = format!("a Y4M file cannot have the frames of these kernels: {fault}");
             StageError::new(FaultKind::Plugin, "open kernels", detail)
         })?;
-        if clean.is_some() && header != *shape.header() {
+        if clean.is_some() && header != shape.0 {
             return Err(cannot_compare(shape, frames));
         }
         let (output, idle) = match args.output.as_deref() {
@@ -98,10 +98,7 @@ impl<D: Kernels> VideoSink<D> {
         Ok(Self {
             decoder,
             shape: shape.clone(),
-            made: (
-                Geometry::of_frames(frames),
-                frames.frames_per_frame as usize,
-            ),
+            made: frames,
             output,
             idle,
             max_frames: args.frames_per_chunk,
@@ -130,17 +127,11 @@ impl<D: Kernels> VideoSink<D> {
         let after = clean.map(|clean| clean.compare(&self.shape, index, first, &frames.bytes));
         let mut seals = taking.seals;
         seals.extend(seal);
-        let Geometry {
-            width,
-            height,
-            frame_bytes,
-            ..
-        } = self.made.0;
         let note = ToSource {
             made: Made {
-                width,
-                height,
-                frames: (frames.bytes.len() / frame_bytes) as u64,
+                width: self.made.width,
+                height: self.made.height,
+                frames: (frames.bytes.len() / frame_bytes(self.made)) as u64,
             },
             after: after.transpose()?,
             seals,
@@ -177,7 +168,7 @@ impl<D: Kernels> Sink<D::Rx> for VideoSink<D> {
         let (message, index) = (chunk.message, chunk.place.chunk);
         let plan = message.plan().parts();
         let mut said = ToSink::decode(message.note(), self.max_frames)?;
-        let (made, per_frame) = self.made;
+        let per_frame = self.made.frames_per_frame as usize;
         for (at, _) in &mut said.params {
             *at *= per_frame;
         }
@@ -187,7 +178,7 @@ impl<D: Kernels> Sink<D::Rx> for VideoSink<D> {
             Some(output) => output.buffer(),
             None => self.idle.pop().unwrap_or_default(),
         };
-        frames.resize(said.frames as usize * per_frame * made.frame_bytes);
+        frames.resize(said.frames as usize * per_frame * frame_bytes(self.made));
         let tensors = message.tensors().unsealed();
         let work = self.decoder.decode(frames, plan, &tensors, input)?;
         let mut seals = Vec::new();
