@@ -239,7 +239,7 @@ impl<'a> VideoJob<'a> {
     fn program<'p, M: Memory, B>(
         &'p self,
         memory: &'p M,
-    ) -> Program<'p, B, VideoSource<M::Kernels>, Shape>
+    ) -> Program<'p, B, VideoSource<'a, M::Kernels>, Shape>
     where
         B: Edges,
         M::Kernels: Kernels<Tx = B::Tx, Rx = B::Rx, Group = B::Group>,
@@ -291,7 +291,7 @@ impl<'a> VideoJob<'a> {
         &self,
         memory: &M,
         bell: Bell,
-    ) -> Result<Opened<VideoSource<M::Kernels>, Shape>, Error> {
+    ) -> Result<Opened<VideoSource<'a, M::Kernels>, Shape>, Error> {
         if std::io::stderr().is_terminal() {
             backend::say(self.choice.as_deref());
         }
@@ -492,14 +492,14 @@ impl<'a> VideoJob<'a> {
     }
 }
 
-impl<E: Kernels> VideoSource<E> {
+impl<E: Kernels> VideoSource<'_, E> {
     /// Stores and prints the results, on rank 0.
     ///
     /// # Errors
     /// A result cannot be written, or the input was broken or interrupted before its end.
     pub fn finish(self, job: &VideoJob<'_>, finished: Finished) -> Result<(), Error> {
         let args = job.args;
-        self.end_progress();
+        self.progress.end();
         if finished.interrupted.is_some() && finished.summary.counts.emitted == 0 {
             let what = "interrupted before the first chunk was done; nothing was written";
             return Err(Fault::new(FaultKind::Interrupted, RANK_0, "run", what).into());

@@ -36,7 +36,7 @@ pub(super) struct Labels<'a> {
 /// What was run, for the JSON report.
 struct About<'a, E: Kernels> {
     job: &'a Labels<'a>,
-    source: &'a VideoSource<E>,
+    source: &'a VideoSource<'a, E>,
     finished: &'a Finished,
     noise: Option<&'a Estimates>,
     /// A rank that came and went before it was given a chunk has none of its own.
@@ -98,7 +98,7 @@ impl<E: Kernels> Serialize for About<'_, E> {
         map.serialize_entry("psnr_before_why_null", &self.psnr_before.err())?;
         map.serialize_entry("psnr_after_db", &self.psnr_after.ok())?;
         map.serialize_entry("psnr_after_why_null", &self.psnr_after.err())?;
-        map.serialize_entry("verify", &source.log.verified())?;
+        map.serialize_entry("verify", &source.settings.log.verified())?;
         map.end()
     }
 }
@@ -152,7 +152,7 @@ impl Recovery {
 /// Prints the summary and writes the files that were asked for.
 pub(super) fn publish<E: Kernels>(
     job: &Labels<'_>,
-    source: &VideoSource<E>,
+    source: &VideoSource<'_, E>,
     finished: &Finished,
 ) -> Result<(), Error> {
     let args = job.args;
@@ -250,7 +250,7 @@ fn summary<E: Kernels>(
             write_psnr(out, about.psnr_before, about.psnr_after)?;
         }
         write_restarts(out, about)?;
-        if let Some(verified) = about.source.log.verified() {
+        if let Some(verified) = about.source.settings.log.verified() {
             writeln!(out, "{verified}")?;
         }
         write_text(out, measures)?;

@@ -58,20 +58,13 @@ pub(super) struct Settings<'a> {
     pub(super) clean: Rc<CleanStore>,
 }
 
-pub struct VideoSource<E: Kernels> {
+pub struct VideoSource<'a, E: Kernels> {
     input: Frames,
     encoder: E,
     pub(super) header: Header,
-    pub(super) context_frames: u32,
-    steps: u32,
-    recompute: bool,
-    cuts: CutChoice,
-    seed: u64,
-    sink: Rank,
+    pub(super) settings: Settings<'a>,
     layouts: Layouts,
     offered: Option<Chunk>,
-    verifier: Verifier,
-    pub(super) log: Log,
     /// The plan of the chunk before, and how many frames its epoch has had.
     last: Option<VideoPlanParts>,
     epoch_frames: u32,
@@ -80,20 +73,19 @@ pub struct VideoSource<E: Kernels> {
     pub(super) quality: Option<Quality>,
     /// What the sink made so far.
     pub(super) made: Made,
-    clean: Rc<CleanStore>,
-    progress: FrameProgress,
+    pub(super) progress: FrameProgress,
     /// Why the input ended before its end, behind whole frames.
     pub(super) broken: Option<InputError>,
     /// How many frames there are to read, where the input is a file and all of it was asked for.
     pub(super) frames_in_input: Option<u64>,
 }
 
-impl<E: Kernels> VideoSource<E> {
+impl<'a, E: Kernels> VideoSource<'a, E> {
     /// Starts to read.
     pub(super) fn open(
         reader: Reader,
         encoder: E,
-        settings: Settings<'_>,
+        settings: Settings<'a>,
         bell: Bell,
     ) -> Result<Self, Error> {
         let args = settings.args;
@@ -122,51 +114,39 @@ impl<E: Kernels> VideoSource<E> {
             input,
             encoder,
             header,
-            context_frames: settings.context_frames,
-            steps: args.denoise_steps,
-            recompute: args.recompute,
-            cuts: args.cuts,
-            seed: args.seed,
-            sink: settings.sink,
+            settings,
             layouts: Layouts::default(),
             offered: None,
-            verifier: settings.verifier,
-            log: settings.log,
             last: None,
             epoch_frames: 0,
             noise: Estimates::default(),
             quality: args.add_noise.map(|_| Quality::default()),
             made: Made::default(),
-            clean: settings.clean,
             progress: FrameProgress::new(total),
             broken: None,
             frames_in_input,
         })
     }
 
-    /// Ends the bar that shows the progress.
-    pub(super) fn end_progress(&self) {
-        self.progress.end();
-    }
-
     /// The tensors of a chunk like this.
     pub(super) fn tensors_of(&mut self, shape: ChunkShape) -> StageResult<Manifest> {
-        let known = (self.layouts).of(&mut self.encoder, &self.verifier, (shape, 0))?;
+        let known = (self.layouts).of(&mut self.encoder, &self.settings.verifier, (shape, 0))?;
         Ok(known.layout.outputs.clone())
     }
 
     fn plan(&self, place: Place, start_frame: u64) -> VideoPlanParts {
         let (width, height) = (self.header.width(), self.header.height());
-        let brings_context = self.recompute || place.rebuilds;
-        let recompute = brings_context && !place.starts_epoch && self.context_frames > 0;
+        let args = self.settings.args;
+        let brings_context = args.recompute || place.rebuilds;
+        let recompute = brings_context && !place.starts_epoch && self.settings.context_frames > 0;
         let mut plan = match &self.last {
-            None => VideoPlanParts::first(width, height, self.steps),
+            None => VideoPlanParts::first(width, height, args.denoise_steps),
             Some(last) => last.following(start_frame, recompute),
         };
         plan.current_start_frame = start_frame;
         plan.reset_kv_cache = place.starts_epoch && self.last.is_some();
         plan.reset_crossattn_cache = plan.reset_kv_cache;
-        plan.base_seed = self.seed;
+        plan.base_seed = args.seed;
         plan
     }
 
@@ -174,14 +154,14 @@ impl<E: Kernels> VideoSource<E> {
     fn recycle(&self, index: ChunkIndex, chunk: Option<Chunk>) {
         if let Some(mut chunk) = chunk {
             if self.quality.is_some() {
-                chunk.clean = self.clean.take(index);
+                chunk.clean = self.settings.clean.take(index);
             }
             self.input.recycle(chunk);
         }
     }
 }
 
-impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
+impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
     type Plan = VideoPlan;
     type Carry = Pending<E>;
 
@@ -197,7 +177,7 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
             Polled::Later => Offer::Later,
             Polled::End => Offer::End,
             Polled::Ready(chunk) => {
-                let cut = match self.cuts {
+                let cut = match self.settings.args.cuts {
                     _ if !chunk.cut => Cut::None,
                     CutChoice::Flush => Cut::Flush,
                     CutChoice::Hard => Cut::Hard,
@@ -226,7 +206,7 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
             self.epoch_frames = 0;
         }
         let context = if plan.do_kv_recompute {
-            self.context_frames.min(self.epoch_frames)
+            self.settings.context_frames.min(self.epoch_frames)
         } else {
             0
         };
@@ -236,18 +216,22 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
             steps: plan.num_denoise_steps,
             context_frames: context,
         };
-        let known = (self.layouts).of(&mut self.encoder, &self.verifier, (shape, 0))?;
+        let known = (self.layouts).of(&mut self.encoder, &self.settings.verifier, (shape, 0))?;
         let (tensors, sealed) = (&known.layout.outputs, known.sealed.as_ref());
         let bytes = chunk.data().len();
         let encode = self
             .encoder
             .encode(chunk.memory(), bytes, &plan, tensors, slot)?;
-        let sealed = sealed.filter(|_| self.verifier.is_due(place.chunk));
+        let sealed = sealed.filter(|_| self.settings.verifier.is_due(place.chunk));
         let tensors = sealed.unwrap_or(tensors).clone();
         let sealed = match sealed {
             Some(_) => {
                 let digester = self.encoder.digester();
-                Some(self.verifier.seal(digester, place.chunk, &tensors, slot)?)
+                Some(
+                    self.settings
+                        .verifier
+                        .seal(digester, place.chunk, &tensors, slot)?,
+                )
             }
             None => None,
         };
@@ -265,7 +249,8 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
         };
         let note = note.encode(place.chunk.get())?;
         let chunk = if self.quality.is_some() {
-            self.clean
+            self.settings
+                .clean
                 .put(place.chunk, std::mem::take(&mut chunk.clean));
             Some(chunk)
         } else {
@@ -294,7 +279,7 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
         kept: &dyn RetainedPayloads<E::Tx>,
         slot: &mut E::Tx,
     ) -> StageResult<(VideoPlan, Manifest)> {
-        let context_frames = self.context_frames;
+        let context_frames = self.settings.context_frames;
         let tensors_of = |shape| self.tensors_of(shape);
         let composed = compose_again(place, sent, kept, slot, context_frames, tensors_of)?;
         seal_again(self.encoder.digester(), sent, composed, slot)
@@ -322,8 +307,8 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
             self.recycle(index, chunk);
             return Ok(None);
         };
-        let seals = sealed.as_ref().map_or(0, |_| self.log.seals());
-        let said = ToSource::decode(note, seals, self.sink)?;
+        let seals = sealed.as_ref().map_or(0, |_| self.settings.log.seals());
+        let said = ToSource::decode(note, seals, self.settings.sink)?;
         let frames_before = self.made.frames;
         self.made = said.made;
         self.made.frames = frames_before.saturating_add(said.made.frames);
@@ -336,11 +321,12 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
         }
         if let Some(sealed) = sealed {
             let digester = self.encoder.digester();
-            self.log.note(digester, sealed, &said.seals)?;
+            self.settings.log.note(digester, sealed, &said.seals)?;
         }
         if let (Some(quality), Some(chunk)) = (&mut self.quality, &chunk) {
             let (header, noisy) = (&self.header, chunk.data());
-            self.clean
+            self.settings
+                .clean
                 .look(index, |clean| quality.before.add(header, clean, noisy));
             quality.after.merge(said.after.unwrap_or_default());
         }
