@@ -51,19 +51,10 @@ struct Chunk {
     seals: Vec<String>,
 }
 
-/// What differs first.
-#[derive(Debug, PartialEq, Eq)]
-struct Difference {
-    rank: Rank,
-    detail: String,
-}
-
 /// Compares the chunks that both runs verified. Done is only when they verified the same ones.
 pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Error> {
     let (a, b) = (read(first)?, read(second)?);
-    let same = compare(&a, &b).map_err(|Difference { rank, detail }| {
-        Fault::new(FaultKind::Drift, rank, "compare runs", detail)
-    })?;
+    let same = compare(&a, &b)?;
     if same == 0 {
         let why = "they have no verified chunk in common; run both with the same --verify every=N";
         return Err(refuse(second, format!("beside {}: {why}", first.display())));
@@ -89,13 +80,17 @@ pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Error> {
              was kept, are not: {} of {} chunks and {} of {}",
             a.all_results, a.chunks_verified, b.all_results, b.chunks_verified
         );
-        return Err(Fault::new(FaultKind::Drift, last_maker(&a), "compare runs", why).into());
+        return Err(differ(last_maker(&a), why).into());
     }
     let kept = match older(&a) {
         0 => String::new(),
         older => format!("; so are the results of {older} older ones together"),
     };
     print(&format!("{same} verified chunks are the same{kept}\n"))
+}
+
+fn differ(rank: Rank, what: String) -> Fault {
+    Fault::new(FaultKind::Drift, rank, "compare runs", what)
 }
 
 fn refuse(path: &Path, why: impl std::fmt::Display) -> Error {
@@ -139,16 +134,16 @@ fn named(chunks: &[u64]) -> String {
 
 /// How many chunks both have, if all are the same. The stages come in their order: what is made of other tensors differs
 /// for a reason. A stage that one run does not have, such as a part of a stage, is left out.
-fn compare(a: &Verified, b: &Verified) -> Result<u64, Difference> {
+fn compare(a: &Verified, b: &Verified) -> Result<u64, Fault> {
     let other: BTreeMap<u64, &Chunk> = b.chunks.iter().map(|chunk| (chunk.chunk, chunk)).collect();
     let mut same = 0;
     for chunk in &a.chunks {
         let Some(other) = other.get(&chunk.chunk) else {
             continue;
         };
-        let differs = |stage: &Stage, detail: String| Difference {
-            rank: Rank::new(stage.rank),
-            detail: format!("chunk {}: {}: {detail}", chunk.chunk, stage.stage),
+        let differs = |stage: &Stage, detail: String| {
+            let what = format!("chunk {}: {}: {detail}", chunk.chunk, stage.stage);
+            differ(Rank::new(stage.rank), what)
         };
         if let (Some(source), Some(detail)) = (
             a.stages.first(),
@@ -239,11 +234,11 @@ mod tests {
         assert_eq!(difference.rank, Rank::new(1));
         let expected =
             "chunk 3: phase_b: what it made has the digest 4 in the first run and 9 in the second";
-        assert_eq!(difference.detail, expected);
+        assert_eq!(&*difference.detail, expected);
         let difference = compare(&a, &of("4", "9")).unwrap_err();
         assert_eq!(difference.rank, Rank::new(0));
         let expected = "chunk 6: encode: tensor in is 5 in the first run and 9 in the second";
-        assert_eq!(difference.detail, expected);
+        assert_eq!(&*difference.detail, expected);
         assert_eq!(compare(&a, &a), Ok(3));
     }
 
