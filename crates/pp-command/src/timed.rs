@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
+use pp_device::{CudaError, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_runtime::stage::{Progress, Worked};
 use pp_transport::error::TransportError;
 use pp_transport::gpu::DeviceRx;
@@ -60,44 +60,6 @@ impl Staged {
     pub fn part(&self, at: usize, len: usize) -> DevicePtr {
         let address = self.on_device.address() + at as u64;
         DevicePtr { address, len }
-    }
-}
-
-/// Two events with a time around some work. Each makes its stream wait, 3 µs on an H200, so this is for what is seldom.
-#[derive(Debug)]
-pub struct Span {
-    /// In front of the work.
-    pub start: Event,
-    /// Behind the work.
-    pub end: Event,
-}
-
-impl Span {
-    /// Makes both events.
-    ///
-    /// # Errors
-    /// The driver refuses.
-    pub fn new(device: &Device) -> Result<Self, CudaError> {
-        Ok(Self {
-            start: Event::timed(device)?,
-            end: Event::timed(device)?,
-        })
-    }
-
-    /// Ends the span: the work to be timed has been issued to this stream.
-    ///
-    /// # Errors
-    /// The driver refuses.
-    pub fn close(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.end.record(stream)
-    }
-
-    /// Gives the nanoseconds between the events, once both are done.
-    ///
-    /// # Errors
-    /// One of them is not done, or the device failed.
-    pub fn ns(&self) -> Result<u64, CudaError> {
-        self.end.elapsed_ns(&self.start)
     }
 }
 
