@@ -76,10 +76,7 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<(), Error> {
 }
 
 fn report(device: &Device, case: &Case, figures: &[Figure], ceilings: Ceilings) -> KernelsReport {
-    let (gemm, missing) = match ceilings.gemm_flops_per_second {
-        Ok(rate) => (Some(rate / 1e12), None),
-        Err(why) => (None, Some(why)),
-    };
+    let gemm = ceilings.gemm_flops_per_second;
     KernelsReport {
         device: device.about().name.clone(),
         width: case.width,
@@ -103,8 +100,8 @@ fn report(device: &Device, case: &Case, figures: &[Figure], ceilings: Ceilings) 
         copy_gbytes_per_s: ceilings.copy_bytes_per_second / 1e9,
         upload_gbytes_per_s: ceilings.upload_bytes_per_second / 1e9,
         download_gbytes_per_s: ceilings.download_bytes_per_second / 1e9,
-        gemm_tflops: gemm,
-        gemm_missing: missing,
+        gemm_tflops: gemm.as_ref().ok().map(|rate| rate / 1e12),
+        gemm_missing: gemm.err(),
     }
 }
 
