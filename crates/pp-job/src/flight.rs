@@ -72,7 +72,7 @@ fn hint(written: Option<PathBuf>, failed: Option<&str>) -> Option<String> {
 
 /// The flight recorder of one rank.
 #[derive(Clone)]
-pub(crate) struct Flight(Option<Arc<Own>>);
+pub(crate) struct Flight(Arc<Own>);
 
 struct Own {
     recorder: FlightRecorder,
@@ -121,28 +121,25 @@ impl Flight {
             panicked: AtomicBool::new(false),
         });
         write_on_panic(Arc::downgrade(&own));
-        Ok(Self(Some(own)))
+        Ok(Self(own))
     }
 
-    /// The recorder of this rank; one that records nothing where none was opened.
+    /// The recorder of this rank.
     pub(crate) fn recorder(&self) -> FlightRecorder {
-        let own = self.0.as_ref();
-        own.map_or_else(FlightRecorder::off, |own| own.recorder.clone())
+        self.0.recorder.clone()
     }
 
     /// From now on a recording says what the driver of this switch is inside of.
     pub(crate) fn follow(&self, switch: &Switch) {
-        if let Some(own) = &self.0
-            && let Ok(mut place) = own.switch.lock()
-        {
+        if let Ok(mut place) = self.0.switch.lock() {
             *place = Some(switch.clone());
         }
     }
 
     /// Writes down what happened before a fault, if an operation has begun. For the thread beside the watchdog.
     pub(crate) fn write_for_fault(&self, fault: &Fault) {
-        let at_ns = now_ns();
-        if let Some(own) = self.begun()
+        let (at_ns, own) = (now_ns(), &self.0);
+        if own.recorder.begun() > 0
             && !own.panicked.load(Ordering::Acquire)
             && let Err(why) = own.write(Reason::Fault(fault.clone()))
         {
@@ -156,19 +153,12 @@ impl Flight {
         tracing::error!(at_ns, %fault, "{NOTICED}");
     }
 
-    fn begun(&self) -> Option<&Arc<Own>> {
-        self.0.as_ref().filter(|own| own.recorder.begun() > 0)
-    }
-
     /// Writes down what goes on, and says where.
     pub(crate) fn write_on_request(&self) {
-        let said = match self.0.as_ref().map(|own| (own.rank, own.write(Reason::Asked))) {
-            Some((rank, Ok(path))) => {
-                format!("pp: rank {rank}: flight recording: {}", path.display())
-            }
-            Some((rank, Err(why))) => format!("pp: rank {rank}: no flight recording: {why}"),
-            None => "pp: no flight recording: one process that runs every stage sends nothing that could be recorded"
-                .to_owned(),
+        let rank = self.0.rank;
+        let said = match self.0.write(Reason::Asked) {
+            Ok(path) => format!("pp: rank {rank}: flight recording: {}", path.display()),
+            Err(why) => format!("pp: rank {rank}: no flight recording: {why}"),
         };
         // If standard error is closed, the line is lost.
         let _ = writeln!(std::io::stderr(), "{said}");
@@ -176,7 +166,7 @@ impl Flight {
 
     /// What to add to the line that tells a fault.
     pub(crate) fn hint(&self) -> Option<String> {
-        let own = self.0.as_ref()?;
+        let own = &self.0;
         let is_written = own.written.load(Ordering::Acquire);
         hint(
             is_written.then(|| own.path()),
