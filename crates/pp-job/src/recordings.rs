@@ -21,20 +21,10 @@ use std::path::{Path, PathBuf};
 
 use pp_contract::FaultKind;
 use pp_transport::flight::{MAX_FILE_BYTES, Recording};
-use serde::Serialize;
 
 use self::ranked::{Files, Ranked};
-use self::told::Told;
+pub use self::told::Analysis;
 use crate::error::Error;
-
-/// Tells how a job ended, from the flight recordings of its ranks.
-#[derive(Serialize)]
-#[serde(transparent)]
-pub struct Analysis {
-    #[serde(skip)]
-    ranked: Vec<Ranked>,
-    told: Told,
-}
 
 impl Analysis {
     /// Reads the recordings, one of each rank.
@@ -44,8 +34,7 @@ impl Analysis {
     pub fn read(files: &[PathBuf]) -> Result<Self, Error> {
         let files: Result<Files, _> = files.iter().map(|file| read(file)).collect();
         let (ranked, left_out) = together(files?)?;
-        let told = Told::of(&ranked, left_out);
-        Ok(Self { ranked, told })
+        Ok(Self::of(ranked, left_out))
     }
 
     /// Writes a trace for Perfetto.
@@ -57,15 +46,9 @@ impl Analysis {
     }
 }
 
-impl std::fmt::Display for Analysis {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.told.fmt(f)
-    }
-}
-
-fn refuse(file: &Path, why: impl std::fmt::Display) -> Error {
+fn refuse(kind: FaultKind, file: &Path, why: impl std::fmt::Display) -> Error {
     let text = format!("{}: {why}", file.display());
-    Error::local(FaultKind::BadInput, "read recording", text)
+    Error::local(kind, "read recording", text)
 }
 
 fn read(file: &Path) -> Result<(PathBuf, Recording), Error> {
@@ -73,11 +56,8 @@ fn read(file: &Path) -> Result<(PathBuf, Recording), Error> {
     // One byte more than any has, so that one which is longer shows.
     File::open(file)
         .and_then(|open| open.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
-        .map_err(|e| {
-            let text = format!("{}: {e}", file.display());
-            Error::local(FaultKind::Io, "read recording", text)
-        })?;
-    let recording = Recording::decode(&bytes).map_err(|e| refuse(file, e))?;
+        .map_err(|e| refuse(FaultKind::Io, file, e))?;
+    let recording = Recording::decode(&bytes).map_err(|e| refuse(FaultKind::BadInput, file, e))?;
     Ok((file.to_owned(), recording))
 }
 
@@ -102,7 +82,7 @@ fn together(mut files: Files) -> Result<(Vec<Ranked>, Vec<PathBuf>), Error> {
         } else {
             continue;
         };
-        return Err(refuse(second, why));
+        return Err(refuse(FaultKind::BadInput, second, why));
     }
     let (files, left_out) = lives::of_the_newest_run(files);
     Ok((clocks::align(files), left_out))

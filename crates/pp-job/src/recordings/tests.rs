@@ -102,8 +102,8 @@ fn ranked(recordings: Vec<Recording>) -> Vec<Ranked> {
     together(files.collect()).unwrap().0
 }
 
-fn tell(recordings: Vec<Recording>) -> Told {
-    Told::of(&ranked(recordings), Vec::new())
+fn tell(recordings: Vec<Recording>) -> Analysis {
+    Analysis::of(ranked(recordings), Vec::new())
 }
 
 use Kind::{Receive, Send};
@@ -501,7 +501,7 @@ fn of_two_launches_under_one_id_the_newest_is_told_and_the_other_named() {
         left_out,
         [PathBuf::from("rank0-10"), PathBuf::from("rank1-11")]
     );
-    let text = Told::of(&kept, left_out).to_string();
+    let text = Analysis::of(kept, left_out).to_string();
     assert!(
         text.contains("left out: rank1-11: of an earlier launch"),
         "{text}"

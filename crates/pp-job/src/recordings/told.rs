@@ -13,9 +13,11 @@ use super::tell::{activity, duration, lasting, ranks};
 use super::waits::{self, Wait};
 use super::{pairs, story};
 
-/// All that is said, in both forms.
+/// Tells how a job ended, from the flight recordings of its ranks.
 #[derive(Serialize)]
-pub(super) struct Told {
+pub struct Analysis {
+    #[serde(skip)]
+    pub(super) ranked: Vec<Ranked>,
     pub(super) job: String,
     pub(super) ranks: Vec<Rank>,
     /// Ranks of the job without a recording.
@@ -75,20 +77,20 @@ impl Rank {
     }
 }
 
-impl Told {
+impl Analysis {
     /// What the recordings of a job say together.
-    pub(super) fn of(ranked: &[Ranked], left_out: Vec<PathBuf>) -> Self {
+    pub(super) fn of(ranked: Vec<Ranked>, left_out: Vec<PathBuf>) -> Self {
         let Findings {
             matched,
             disagreement,
             lacks,
-        } = pairs::find(ranked);
-        let waits: Vec<Wait> = ranked.iter().map(|r| waits::of(r, ranked)).collect();
+        } = pairs::find(&ranked);
+        let waits: Vec<Wait> = ranked.iter().map(|r| waits::of(r, &ranked)).collect();
         let first = ranked.first().map(|first| &first.recording);
         let is_there = |rank: &u32| ranked.iter().any(|r| r.rank() == *rank);
         let world = first.map_or(0, |first| first.world_size.get());
         let missing: Vec<u32> = (0..world).filter(|rank| !is_there(rank)).collect();
-        let (verdict, running) = story::story(ranked, &waits, &missing, &lacks);
+        let (verdict, running) = story::story(&ranked, &waits, &missing, &lacks);
         // What was between the ranks of a running job when they wrote, one after the other, is not lost.
         let (never_came, under_way) = match running {
             true => (Vec::new(), lacks.iter().map(Lack::not_yet).collect()),
@@ -98,6 +100,7 @@ impl Told {
         Self {
             job: format!("{:016x}", first.map_or(0, |first| first.job)),
             ranks: ranks.map(|(r, wait)| Rank::new(r, wait)).collect(),
+            ranked,
             missing,
             left_out,
             matched,
@@ -143,7 +146,7 @@ impl fmt::Display for Rank {
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for Analysis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "job {}: {}", self.job, self.verdict)?;
         for file in &self.left_out {
