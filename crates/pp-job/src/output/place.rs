@@ -26,39 +26,35 @@ pub fn is_stdout(path: &Path) -> bool {
 
 /// Whether this path leads through a descriptor of a process, as `/dev/fd/5` and `/dev/stderr` do.
 pub(super) fn is_descriptor(path: &Path) -> bool {
-    let mut path = path.to_path_buf();
-    for _ in 0..MAX_LINKS {
-        let folder = path
-            .parent()
-            .and_then(|folder| fs::canonicalize(folder).ok());
-        if folder.is_some_and(|folder| folder.starts_with("/proc") && folder.ends_with("fd")) {
-            return true;
-        }
-        let Ok(target) = fs::read_link(&path) else {
-            return false;
-        };
-        path = path.parent().unwrap_or(Path::new("")).join(target);
-    }
-    false
+    behind_links(path).any(|path| {
+        let folder = path.parent().and_then(|to| fs::canonicalize(to).ok());
+        folder.is_some_and(|folder| folder.starts_with("/proc") && folder.ends_with("fd"))
+    })
 }
 
 /// The path behind all symbolic links, also where the last one leads to a file that does not exist yet.
 pub(super) fn resolve(path: &Path) -> PathBuf {
-    let mut path = path.to_path_buf();
-    for _ in 0..MAX_LINKS {
+    let mut last = path.to_path_buf();
+    for path in behind_links(path) {
         if let Ok(real) = fs::canonicalize(&path) {
             return real;
         }
-        if fs::metadata(&path).is_ok() {
+        last = path;
+        if fs::metadata(&last).is_ok() {
             // A descriptor of a process: its link leads there and names no file.
-            return path;
-        }
-        let Ok(target) = fs::read_link(&path) else {
             break;
-        };
-        path = path.parent().unwrap_or(Path::new("")).join(target);
+        }
     }
-    path
+    last
+}
+
+/// The path, and where its link leads, and the link there, and so on.
+fn behind_links(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let follow = |path: &PathBuf| {
+        let target = fs::read_link(path).ok()?;
+        Some(path.parent().unwrap_or(Path::new("")).join(target))
+    };
+    std::iter::successors(Some(path.to_path_buf()), follow).take(MAX_LINKS + 1)
 }
 
 /// What a path leads to.
