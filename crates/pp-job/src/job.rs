@@ -157,9 +157,7 @@ impl<'a> Job<'a> {
             }
             None if world.get() == 1 => &alone,
             None => {
-                let may_restart: Vec<Rank> = self.pipeline.restartable().collect();
-                let done =
-                    supervisor::supervise(self.config, self.pipeline, self.restarts, &may_restart);
+                let done = supervisor::supervise(self.config, self.pipeline, self.restarts);
                 log_aside(|| tracing::info!("the job ends"));
                 return done;
             }

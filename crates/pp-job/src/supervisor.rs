@@ -58,14 +58,9 @@ enum Notice {
     Event(Event),
 }
 
-/// Runs this same command line once for each rank of the pipeline, and ends as they end. The ranks of `may_restart` are
+/// Runs this same command line once for each rank of the pipeline, and ends as they end. Ranks that may be restarted are
 /// started again, up to `restarts` times in all; rank 0 never is.
-pub(crate) fn supervise(
-    config: &Config,
-    pipeline: &Pipeline,
-    restarts: u32,
-    may_restart: &[Rank],
-) -> Result<(), Error> {
+pub(crate) fn supervise(config: &Config, pipeline: &Pipeline, restarts: u32) -> Result<(), Error> {
     let world = pipeline.world_size();
     let (report, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
         .context("cannot make the pipe for the reports of the ranks")?;
@@ -85,7 +80,7 @@ pub(crate) fn supervise(
     let terms = Terms {
         world,
         restarts,
-        may_restart: may_restart.to_vec(),
+        may_restart: pipeline.restartable().collect(),
         within: config.restart_within,
         watches: config.heartbeat.is_some(),
     };
