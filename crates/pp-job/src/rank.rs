@@ -46,8 +46,7 @@ impl ThisRank<'_> {
         crate::end::at_rest(B::is_at_rest);
         program.check(self.pipeline)?;
         let profile = self.profile(profile);
-        let bell = Bell::new().map_err(anyhow::Error::new);
-        let bell = bell?;
+        let bell = Bell::new().map_err(anyhow::Error::new)?;
         if self.restarts > 0 && self.rank() != RANK_0 {
             backend.load_ahead();
         }
@@ -344,13 +343,9 @@ struct Shapes<'a> {
 impl Shapes<'_> {
     /// An edge behind this stage, to another rank.
     fn of(&self, from: usize, slot_bytes: u64) -> EdgeShape {
-        self.with_slots(self.slots, from, slot_bytes)
-    }
-
-    fn with_slots(&self, slots: u32, from: usize, slot_bytes: u64) -> EdgeShape {
         debug_assert!(from < self.pipeline.stages().len());
         EdgeShape {
-            depth: slots + if from == 0 { self.context } else { 0 },
+            depth: self.slots + if from == 0 { self.context } else { 0 },
             slot_bytes,
         }
     }
@@ -359,7 +354,8 @@ impl Shapes<'_> {
     /// an older attempt is still there while it sends the first chunk again. A stage that is a ring of its own writes into
     /// one of these slots while it reads another one.
     fn local(&self, (from, to): (usize, usize), slot_bytes: u64) -> EdgeShape {
-        let mut shape = self.with_slots(self.depth, from, slot_bytes);
+        let slots = self.depth;
+        let mut shape = Shapes { slots, ..*self }.of(from, slot_bytes);
         shape.depth += u32::from(from == 0 && self.keeps) + u32::from(from == to);
         shape
     }
