@@ -101,8 +101,8 @@ impl Failover {
     pub(super) fn on_stuck_driver(&self, context: &Arc<Context>, fault: &Fault) {
         if let Some(ending) = &self.last {
             let detail = format!("{}{ending}", fault.detail);
-            let operation = fault.operation.as_str();
-            context.end_with(&Fault::new(fault.kind, fault.rank, operation, detail));
+            let last = Fault::new(fault.kind, fault.rank, &fault.operation, detail);
+            context.end_with(&last);
         }
         if !self.may_restart.contains(&fault.rank) || !fault.kind.is_worth_a_restart() {
             context.end_with(fault);
