@@ -1,7 +1,5 @@
 //! The overlap measures. [`super::measuring`] computes them.
 
-use std::fmt;
-
 use serde::{Serialize, Serializer};
 
 use super::far::FAR;
@@ -114,45 +112,30 @@ pub struct Measures {
 }
 
 /// Why a ratio is not given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WhyNull {
     /// No distance of two chunks was measured.
+    #[error("too few chunks were measured")]
     NothingMeasured,
     /// A rank was lost and started again between the first measured chunk and the last.
+    #[error("the measured chunks span a restart")]
     SpansRestart,
     /// One rank leads all stages.
+    #[error("one rank leads all stages")]
     OneRank,
     /// Ranks had no work: there was nothing to hide, or nothing to keep busy.
+    #[error("a rank had no work")]
     NoWork,
     /// The median of the period is far from its mean.
+    #[error("chunks came in bursts: median and mean of the period differ by more than {:.0} %", 100.0 * FAR)]
     Bursts,
     /// What could be hidden is below the scatter of the periods.
+    #[error("what could be hidden is below the scatter of the periods")]
     Scatter,
     /// The ratio is above 1 by more than the error of measurement.
+    #[error("it is above 1: results had piled up and left faster than they are made")]
     AboveOne,
-}
-
-impl fmt::Display for WhyNull {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NothingMeasured => f.write_str("too few chunks were measured"),
-            Self::SpansRestart => f.write_str("the measured chunks span a restart"),
-            Self::OneRank => f.write_str("one rank leads all stages"),
-            Self::NoWork => f.write_str("a rank had no work"),
-            Self::Bursts => write!(
-                f,
-                "chunks came in bursts: median and mean of the period differ by more than {:.0} %",
-                100.0 * FAR
-            ),
-            Self::Scatter => {
-                f.write_str("what could be hidden is below the scatter of the periods")
-            }
-            Self::AboveOne => f.write_str(
-                "it is above 1: results had piled up and left faster than they are made",
-            ),
-        }
-    }
 }
 
 /// As text.
