@@ -36,7 +36,7 @@ impl Measures {
     /// Allocates a few vectors of the ring's length: call it at the end or for a status line, not per chunk.
     pub fn of(recorder: &Recorder, warm_up: u64, restarts: &[Restart]) -> Self {
         let (totals, pipeline) = (recorder.totals(), recorder.pipeline());
-        let forgotten = totals.chunks - recorder.len() as u64;
+        let forgotten = totals.chunks - recorder.records().len() as u64;
         let measured: Vec<ChunkPair<'_>> = recorder
             .records()
             .zip(recorder.records().skip(1))

@@ -126,15 +126,10 @@ impl ChunkRecord {
         }
     }
 
-    /// How long the source worked on it.
-    pub fn build_ns(&self) -> u64 {
-        self.build_end_ns.saturating_sub(self.build_start_ns)
-    }
-
     /// How long a stage worked on it, by the stage's place in the pipeline.
     pub fn work_ns(&self, stage: usize) -> u64 {
         let Some(behind) = stage.checked_sub(1) else {
-            return self.build_ns();
+            return self.build_end_ns.saturating_sub(self.build_start_ns);
         };
         let record = self.stages.get(behind);
         record.map_or(0, |record| record.work_us.saturating_mul(1_000))

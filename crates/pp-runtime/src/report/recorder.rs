@@ -35,10 +35,8 @@ pub struct Totals {
 #[derive(Debug)]
 pub struct Recorder {
     pipeline: Arc<Pipeline>,
+    /// The n-th record stands at n, modulo its length.
     ring: Vec<ChunkRecord>,
-    /// Where the next record goes.
-    next: usize,
-    len: usize,
     totals: Totals,
 }
 
@@ -58,8 +56,6 @@ impl Recorder {
         Self {
             pipeline,
             ring: vec![untouched; records.max(1)],
-            next: 0,
-            len: 0,
             totals: Totals::default(),
         }
     }
@@ -68,6 +64,7 @@ impl Recorder {
     /// oldest, whose memory is freed.
     pub fn push(&mut self, record: ChunkRecord) {
         let totals = &mut self.totals;
+        let place = totals.chunks as usize % self.ring.len();
         if totals.chunks == 0 {
             totals.first_build_ns = record.build_start_ns;
         }
@@ -81,9 +78,7 @@ impl Recorder {
         totals.source_bytes = totals.source_bytes.saturating_add(record.source_bytes);
         totals.max_in_flight = totals.max_in_flight.max(record.in_flight);
 
-        self.ring[self.next] = record;
-        self.next = (self.next + 1) % self.ring.len();
-        self.len = (self.len + 1).min(self.ring.len());
+        self.ring[place] = record;
     }
 
     /// The stages that the records speak of.
@@ -95,19 +90,8 @@ impl Recorder {
     pub fn records(
         &self,
     ) -> impl ExactSizeIterator<Item = &ChunkRecord> + DoubleEndedIterator + Clone {
-        let size = self.ring.len();
-        let oldest = (self.next + size - self.len) % size;
-        (0..self.len).map(move |i| &self.ring[(oldest + i) % size])
-    }
-
-    /// Records held.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether nothing was recorded yet.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+        let (chunks, size) = (self.totals.chunks as usize, self.ring.len());
+        (chunks.saturating_sub(size)..chunks).map(move |at| &self.ring[at % size])
     }
 
     /// Totals of the whole run.
@@ -141,7 +125,7 @@ mod tests {
     #[test]
     fn the_ring_keeps_the_latest_in_order() {
         let mut recorder = empty(TWO, 3);
-        assert!(recorder.is_empty());
+        assert_eq!(recorder.records().len(), 0);
         recorder.push(record(0));
         recorder.push(record(1));
         assert_eq!(indices(&recorder), [0, 1]);
@@ -150,7 +134,7 @@ mod tests {
         recorder.push(record(3));
         recorder.push(record(4));
         assert_eq!(indices(&recorder), [2, 3, 4]);
-        assert_eq!(recorder.len(), 3);
+        assert_eq!(recorder.records().len(), 3);
     }
 
     #[test]

@@ -43,7 +43,7 @@ fn every_chunk_comes_out_once_and_in_order_at_every_depth() {
             ends.assert_all(200, stages);
             let summary = ends.summary();
             assert!(summary.counts.max_in_flight <= depth, "{pipeline}: {depth}");
-            assert_eq!(summary.recorder.len(), 200);
+            assert_eq!(summary.recorder.records().len(), 200);
             for record in summary.recorder.records() {
                 let mut order = vec![
                     record.first_read_ns,
