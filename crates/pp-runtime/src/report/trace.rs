@@ -28,16 +28,28 @@ pub fn write_chrome_trace(
 ) -> io::Result<()> {
     let began = |r: &ChunkRecord| r.first_read_ns.min(r.build_start_ns);
     let origin_ns = recorder.records().map(began).min().unwrap_or(0);
-    let mut events = TraceEvents::begin(out, origin_ns)?;
-    let tracks = tracks(recorder);
-    name_tracks(&mut events, recorder, &tracks, &view.restarts)?;
+    let mut trace = Trace {
+        events: TraceEvents::begin(out, origin_ns)?,
+        recorder,
+        tracks: tracks(recorder),
+        restarts: &view.restarts,
+    };
+    trace.name_tracks()?;
     for record in recorder.records() {
-        stages(&mut events, record, &tracks)?;
-        spans(&mut events, record, &tracks)?;
+        trace.stages(record)?;
+        trace.spans(record)?;
     }
-    in_flight(&mut events, recorder, &view.restarts)?;
-    lost(&mut events, recorder, &view.restarts)?;
-    events.end()
+    trace.in_flight()?;
+    trace.lost()?;
+    trace.events.end()
+}
+
+/// A run and its trace, while that is written.
+struct Trace<'a, W> {
+    events: TraceEvents<'a, W>,
+    recorder: &'a Recorder,
+    tracks: Vec<Track<'a>>,
+    restarts: &'a [Restart],
 }
 
 /// Where a stage is drawn, and each member of a group.
@@ -61,173 +73,154 @@ fn tracks(recorder: &Recorder) -> Vec<Track<'_>> {
     tracks.collect()
 }
 
-/// The thread of losses, behind those of the stages.
-fn lost_tid(recorder: &Recorder) -> usize {
-    recorder.pipeline().stages().len() + 1
-}
+impl<W: Write> Trace<'_, W> {
+    /// The thread of losses, behind those of the stages.
+    fn lost_tid(&self) -> usize {
+        self.tracks.len() + 1
+    }
 
-fn name_tracks(
-    events: &mut TraceEvents<'_, impl Write>,
-    recorder: &Recorder,
-    tracks: &[Track<'_>],
-    restarts: &[Restart],
-) -> io::Result<()> {
-    let mut name = |kind: &str, pid: u32, tid: usize, name: &str| {
-        events
-            .put(&json!({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}))
-    };
-    let lost: BTreeSet<_> = restarts.iter().map(|restart| restart.fault.rank).collect();
-    for rank in 0..recorder.pipeline().world_size().get() {
-        name("process_name", rank, 0, &format!("rank {rank}"))?;
-    }
-    for track in tracks {
-        for rank in &track.stage.ranks {
-            name("thread_name", rank.get(), track.tid, &named(track.stage))?;
-        }
-    }
-    for rank in lost {
-        name("thread_name", rank.get(), lost_tid(recorder), "lost")?;
-    }
-    Ok(())
-}
-
-fn stages(
-    events: &mut TraceEvents<'_, impl Write>,
-    r: &ChunkRecord,
-    tracks: &[Track<'_>],
-) -> io::Result<()> {
-    let k = r.chunk_index;
-    for (at, track) in tracks.iter().enumerate() {
-        let Track {
-            stage,
-            label,
-            pid,
-            tid,
-        } = track;
-        for (place, rank) in stage.ranks.iter().enumerate() {
-            let Some((start_ns, end_ns)) = r.rank_times(at, place) else {
-                continue;
-            };
-            let ts = events.us(start_ns);
-            let dur = end_ns.saturating_sub(start_ns) as f64 / 1e3;
-            let idle_us = r.rank_idle_ns(at, place).map(|ns| ns / 1_000);
-            events.put(&json!({
-                "ph": "X", "cat": "stage", "name": format!("{label} {k}"), "pid": rank.get(), "tid": tid,
-                "ts": ts, "dur": dur,
-                "args": {
-                    "chunk_index": k, "call_id": r.call_id, "cache_epoch": r.cache_epoch, "frames": r.frames,
-                    "in_flight": r.in_flight, "idle_us": idle_us, "dropped": r.dropped,
-                },
-            }))?;
-        }
-        let Some(times) = r.times(at) else { continue };
-        let ts = events.us(times.start_ns);
-        let ph = match at {
-            0 => "s",
-            _ if at + 1 == tracks.len() => "f",
-            _ => "t",
+    fn name_tracks(&mut self) -> io::Result<()> {
+        let lost_tid = self.lost_tid();
+        let mut name = |kind: &str, pid: u32, tid: usize, name: &str| {
+            self.events.put(
+                &json!({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}),
+            )
         };
-        events.put(&json!({
-            "ph": ph, "cat": "chunk", "name": "chunk", "id": k, "bp": "e", "pid": pid, "tid": tid, "ts": ts,
-        }))?;
-    }
-    Ok(())
-}
-
-/// What may overlap with its like: the latency, and transfers between ranks.
-fn spans(
-    events: &mut TraceEvents<'_, impl Write>,
-    r: &ChunkRecord,
-    tracks: &[Track<'_>],
-) -> io::Result<()> {
-    let mut span = |name: &str, cat: &str, track: &Track<'_>, bytes, from_ns: u64, to_ns: u64| {
-        for (ph, at_ns) in [("b", from_ns), ("e", to_ns.max(from_ns))] {
-            let ts = events.us(at_ns);
-            events.put(&json!({
-                "ph": ph, "cat": cat, "name": name, "id": format!("{name} {}", r.chunk_index),
-                "pid": track.pid, "tid": track.tid, "ts": ts,
-                "args": {"chunk_index": r.chunk_index, "call_id": r.call_id, "bytes": bytes},
-            }))?;
+        let lost = self.restarts.iter().map(|restart| restart.fault.rank);
+        let lost: BTreeSet<_> = lost.collect();
+        for rank in 0..self.recorder.pipeline().world_size().get() {
+            name("process_name", rank, 0, &format!("rank {rank}"))?;
         }
-        Ok::<(), io::Error>(())
-    };
-    if !r.dropped {
-        let (from_ns, to_ns) = (r.first_read_ns, r.accepted_ns);
-        span("latency", "latency", &tracks[0], None, from_ns, to_ns)?;
-    }
-    for to in 1..tracks.len() {
-        let [from_track, to_track] = [&tracks[to - 1], &tracks[to]];
-        let Some([left_ns, arrived_ns, _]) = r.transfer_ns(to) else {
-            continue;
-        };
-        if from_track.pid != to_track.pid {
-            let name = format!("{} → {}", from_track.label, to_track.label);
-            // Rank 0 knows only what the source sends.
-            let bytes = (to == 1).then_some(r.source_bytes);
-            span(&name, "transfer", from_track, bytes, left_ns, arrived_ns)?;
-        }
-    }
-    Ok(())
-}
-
-/// The counter: a chunk counts from when it was sent until it was accepted or dropped, or a rank was lost. Of one that was
-/// sent again the record has the last time; the first was when it was built.
-fn in_flight(
-    events: &mut TraceEvents<'_, impl Write>,
-    recorder: &Recorder,
-    restarts: &[Restart],
-) -> io::Result<()> {
-    let mut steps = Vec::with_capacity(2 * recorder.len());
-    let mut count = |from_ns: u64, to_ns: u64| {
-        if to_ns > from_ns {
-            steps.extend([(from_ns, 1_i64), (to_ns, -1)]);
-        }
-    };
-    for r in recorder.records() {
-        let mut from_ns = r.build_end_ns.min(r.sent_ns);
-        for restart in restarts {
-            if (from_ns..r.sent_ns).contains(&restart.lost_ns) {
-                count(from_ns, restart.lost_ns);
-                from_ns = restart.sent_ns.unwrap_or(r.sent_ns);
+        for track in &self.tracks {
+            for rank in &track.stage.ranks {
+                name("thread_name", rank.get(), track.tid, &named(track.stage))?;
             }
         }
-        count(r.sent_ns, r.accepted_ns);
+        for rank in lost {
+            name("thread_name", rank.get(), lost_tid, "lost")?;
+        }
+        Ok(())
     }
-    // A chunk that was accepted makes room for the one that was sent at that moment.
-    steps.sort_unstable();
-    let mut chunks = 0;
-    for (at_ns, step) in steps {
-        chunks += step;
-        let ts = events.us(at_ns);
-        events.put(&json!({
-            "ph": "C", "name": "in flight", "pid": 0, "ts": ts, "args": {"chunks": chunks},
-        }))?;
-    }
-    Ok(())
-}
 
-/// Each time that a rank was lost, until the sink had a chunk again.
-fn lost(
-    events: &mut TraceEvents<'_, impl Write>,
-    recorder: &Recorder,
-    restarts: &[Restart],
-) -> io::Result<()> {
-    for restart in restarts {
-        let to_ns = restart
-            .served_ns
-            .unwrap_or(recorder.totals().last_accepted_ns)
-            .max(restart.lost_ns);
-        let ts = events.us(restart.lost_ns);
-        let dur = (to_ns - restart.lost_ns) as f64 / 1e3;
-        let rank = restart.fault.rank;
-        events.put(&json!({
-            "ph": "X", "cat": "restart", "name": format!("rank {rank} lost"), "pid": rank.get(),
-            "tid": lost_tid(recorder), "ts": ts, "dur": dur,
-            "args": {"cause": restart.fault.to_string(), "chunk_index": restart.chunk.map(|c| c.get()),
-                "sent_again": restart.sent_again, "served_again": restart.served_ns.is_some()},
-        }))?;
+    fn stages(&mut self, r: &ChunkRecord) -> io::Result<()> {
+        let k = r.chunk_index;
+        for (at, track) in self.tracks.iter().enumerate() {
+            for (place, rank) in track.stage.ranks.iter().enumerate() {
+                let Some((start_ns, end_ns)) = r.rank_times(at, place) else {
+                    continue;
+                };
+                let ts = self.events.us(start_ns);
+                let dur = end_ns.saturating_sub(start_ns) as f64 / 1e3;
+                let idle_us = r.rank_idle_ns(at, place).map(|ns| ns / 1_000);
+                self.events.put(&json!({
+                    "ph": "X", "cat": "stage", "name": format!("{} {k}", track.label), "pid": rank.get(),
+                    "tid": track.tid, "ts": ts, "dur": dur,
+                    "args": {
+                        "chunk_index": k, "call_id": r.call_id, "cache_epoch": r.cache_epoch, "frames": r.frames,
+                        "in_flight": r.in_flight, "idle_us": idle_us, "dropped": r.dropped,
+                    },
+                }))?;
+            }
+            let Some(times) = r.times(at) else { continue };
+            let ts = self.events.us(times.start_ns);
+            let ph = match at {
+                0 => "s",
+                _ if at + 1 == self.tracks.len() => "f",
+                _ => "t",
+            };
+            self.events.put(&json!({
+                "ph": ph, "cat": "chunk", "name": "chunk", "id": k, "bp": "e", "pid": track.pid,
+                "tid": track.tid, "ts": ts,
+            }))?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// What may overlap with its like: the latency, and transfers between ranks.
+    fn spans(&mut self, r: &ChunkRecord) -> io::Result<()> {
+        let mut span =
+            |name: &str, cat: &str, track: &Track<'_>, bytes, from_ns: u64, to_ns: u64| {
+                for (ph, at_ns) in [("b", from_ns), ("e", to_ns.max(from_ns))] {
+                    let ts = self.events.us(at_ns);
+                    self.events.put(&json!({
+                        "ph": ph, "cat": cat, "name": name, "id": format!("{name} {}", r.chunk_index),
+                        "pid": track.pid, "tid": track.tid, "ts": ts,
+                        "args": {"chunk_index": r.chunk_index, "call_id": r.call_id, "bytes": bytes},
+                    }))?;
+                }
+                Ok::<(), io::Error>(())
+            };
+        if !r.dropped {
+            let (from_ns, to_ns) = (r.first_read_ns, r.accepted_ns);
+            span("latency", "latency", &self.tracks[0], None, from_ns, to_ns)?;
+        }
+        for to in 1..self.tracks.len() {
+            let [from_track, to_track] = [&self.tracks[to - 1], &self.tracks[to]];
+            let Some([left_ns, arrived_ns, _]) = r.transfer_ns(to) else {
+                continue;
+            };
+            if from_track.pid != to_track.pid {
+                let name = format!("{} → {}", from_track.label, to_track.label);
+                // Rank 0 knows only what the source sends.
+                let bytes = (to == 1).then_some(r.source_bytes);
+                span(&name, "transfer", from_track, bytes, left_ns, arrived_ns)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The counter: a chunk counts from when it was sent until it was accepted or dropped, or a rank was lost. Of one that was
+    /// sent again the record has the last time; the first was when it was built.
+    fn in_flight(&mut self) -> io::Result<()> {
+        let records = self.recorder.records();
+        let mut steps = Vec::with_capacity(2 * records.len());
+        let mut count = |from_ns: u64, to_ns: u64| {
+            if to_ns > from_ns {
+                steps.extend([(from_ns, 1_i64), (to_ns, -1)]);
+            }
+        };
+        for r in records {
+            let mut from_ns = r.build_end_ns.min(r.sent_ns);
+            for restart in self.restarts {
+                if (from_ns..r.sent_ns).contains(&restart.lost_ns) {
+                    count(from_ns, restart.lost_ns);
+                    from_ns = restart.sent_ns.unwrap_or(r.sent_ns);
+                }
+            }
+            count(r.sent_ns, r.accepted_ns);
+        }
+        // A chunk that was accepted makes room for the one that was sent at that moment.
+        steps.sort_unstable();
+        let mut chunks = 0;
+        for (at_ns, step) in steps {
+            chunks += step;
+            let ts = self.events.us(at_ns);
+            self.events.put(&json!({
+                "ph": "C", "name": "in flight", "pid": 0, "ts": ts, "args": {"chunks": chunks},
+            }))?;
+        }
+        Ok(())
+    }
+
+    /// Each time that a rank was lost, until the sink had a chunk again.
+    fn lost(&mut self) -> io::Result<()> {
+        for restart in self.restarts {
+            let to_ns = restart
+                .served_ns
+                .unwrap_or(self.recorder.totals().last_accepted_ns)
+                .max(restart.lost_ns);
+            let ts = self.events.us(restart.lost_ns);
+            let dur = (to_ns - restart.lost_ns) as f64 / 1e3;
+            let (rank, tid) = (restart.fault.rank, self.lost_tid());
+            self.events.put(&json!({
+                "ph": "X", "cat": "restart", "name": format!("rank {rank} lost"), "pid": rank.get(),
+                "tid": tid, "ts": ts, "dur": dur,
+                "args": {"cause": restart.fault.to_string(), "chunk_index": restart.chunk.map(|c| c.get()),
+                    "sent_again": restart.sent_again, "served_again": restart.served_ns.is_some()},
+            }))?;
+        }
+        Ok(())
+    }
 }
 
 /// Writes events one after the other, commas between them.
