@@ -256,11 +256,8 @@ impl Verifier {
         if let Some(after) = check.after.take() {
             let after = digester.read(after)?;
             cost_ns += after.cost_ns;
-            let changed = check.difference(&before.computed, &after.computed);
-            if let Some(difference) = changed {
-                let what = format!("before {} worked on it, and afterwards", self.own());
-                return Err(difference.told(&what));
-            }
+            let what = || format!("before {} worked on it, and afterwards", self.own());
+            check.compare(&before.computed, &after.computed, what)?;
         }
         if let Some(sealed) = check.sealed.take() {
             last = digester.read(sealed)?;
@@ -277,25 +274,15 @@ impl Verifier {
         let maker = self.stage(check.maker);
         let (from, stated) = (said(maker), found.stated.seal());
         if let Some(reported) = check.reported.filter(|seal| seal.digest != stated) {
-            let difference = Difference {
-                chunk: check.chunk,
-                tensor: SEAL_TENSOR,
-                before: reported.digest,
-                after: stated,
-            };
-            let what = format!(
-                "as the report of {from} says, and what came to {} has",
-                self.own()
-            );
-            return Err(difference.told(&what).blaming(maker.leader()));
+            let own = self.own();
+            let what = format!("as the report of {from} says, and what came to {own} has");
+            let error = drifted(check.chunk, SEAL_TENSOR, [reported.digest, stated], &what);
+            return Err(error.blaming(maker.leader()));
         }
-        match check.difference(&found.stated, &found.computed) {
-            None => Ok(found),
-            Some(difference) => {
-                let what = format!("when {from} had made it, and when {} got it", self.own());
-                Err(difference.told(&what).blaming(maker.leader()))
-            }
-        }
+        let what = || format!("when {from} had made it, and when {} got it", self.own());
+        let compared = check.compare(&found.stated, &found.computed, what);
+        compared.map_err(|error| error.blaming(maker.leader()))?;
+        Ok(found)
     }
 
     /// Reads the seals of the stages between the source and this one, in the order of the pipeline.
@@ -344,35 +331,28 @@ fn label(stage: &StageSpec) -> String {
 }
 
 impl<S> Check<S> {
-    /// The first tensor that differs between two looks at the payload.
-    fn difference(&self, before: &Digests, after: &Digests) -> Option<Difference<'_>> {
-        let index = before.first_difference(after)?;
+    /// Refuses the first tensor that differs between two looks at the payload; `what` says which they were.
+    fn compare(
+        &self,
+        before: &Digests,
+        after: &Digests,
+        what: impl Fn() -> String,
+    ) -> StageResult<()> {
+        let Some(index) = before.first_difference(after) else {
+            return Ok(());
+        };
         let value = |of: &Digests| of.as_slice().get(index).copied().unwrap_or_default();
         let tensor = self.tensors.iter().nth(index);
-        Some(Difference {
-            chunk: self.chunk,
-            tensor: tensor.map_or("(none)", |(_, spec)| spec.name()),
-            before: value(before),
-            after: value(after),
-        })
+        let tensor = tensor.map_or("(none)", |(_, spec)| spec.name());
+        let values = [before, after].map(value);
+        Err(drifted(self.chunk, tensor, values, &what()))
     }
 }
 
-/// A tensor that is not what it was.
-struct Difference<'a> {
-    chunk: ChunkIndex,
-    tensor: &'a str,
-    before: u64,
-    after: u64,
-}
-
-impl Difference<'_> {
-    fn told(&self, what: &str) -> StageError {
-        let (before, after) = (self.before, self.after);
-        let (chunk, tensor) = (self.chunk, self.tensor);
-        let detail = format!("chunk {chunk}: tensor {tensor}: {before:016x} {what} {after:016x}");
-        StageError::new(FaultKind::Drift, VERIFY, detail)
-    }
+/// A tensor is not what it was.
+fn drifted(chunk: ChunkIndex, tensor: &str, [before, after]: [u64; 2], what: &str) -> StageError {
+    let detail = format!("chunk {chunk}: tensor {tensor}: {before:016x} {what} {after:016x}");
+    StageError::new(FaultKind::Drift, VERIFY, detail)
 }
 
 impl<S> Sealed<S> {
