@@ -101,8 +101,17 @@ impl Asked {
     }
 
     fn pack(self) -> u64 {
-        let bytes = [self.ending as u8, self.signal, self.is_source_done.into()];
-        u64::from_le_bytes([bytes[0], bytes[1], bytes[2], 0, 0, 0, 0, 0])
+        let is_source_done = self.is_source_done.into();
+        u64::from_le_bytes([
+            self.ending as u8,
+            self.signal,
+            is_source_done,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ])
     }
 }
 
@@ -178,11 +187,9 @@ impl Switch {
     /// watchdog tells the other ranks. The first signal stays.
     pub fn request_drain(&self, signal: u8) {
         let before = self.change(|asked| {
-            asked.signal = if asked.signal == 0 {
-                signal
-            } else {
-                asked.signal
-            };
+            if asked.signal == 0 {
+                asked.signal = signal;
+            }
             asked.ending = asked.ending.after(EndEvent::Drain);
         });
         if before.signal == 0 {
@@ -268,11 +275,17 @@ impl Switch {
 
     /// Waits for the [`Switch::verdict`] until `within` is over.
     pub(crate) fn verdict_within(&self, within: Duration) -> Option<&Fault> {
+        self.wait_until(within, || self.fault().is_some());
+        self.fault()
+    }
+
+    /// Waits until this is true, at most `within`. It becomes so where somebody rings the bell.
+    fn wait_until(&self, within: Duration, is_true: impl Fn() -> bool) {
         let deadline = Instant::now() + within;
         loop {
             let listener = self.bell().listen();
-            if self.fault().is_some() || Instant::now() >= deadline {
-                return self.fault();
+            if is_true() || Instant::now() >= deadline {
+                return;
             }
             listener.wait(deadline);
         }
@@ -320,19 +333,11 @@ impl Switch {
     /// After a loss, on a rank without the source: whether the source needs no other rank any more, so that the ranks will
     /// not meet again. Waits until the rank of the source has said so or has left, at most `within`.
     pub fn is_source_done(&self, within: Duration) -> bool {
-        let deadline = Instant::now() + within;
-        loop {
-            let listener = self.bell().listen();
-            // It says so before it leaves.
-            let has_left = self.has_left(SOURCE) || Instant::now() >= deadline;
-            if self.asked().is_source_done {
-                return true;
-            }
-            if has_left {
-                return false;
-            }
-            listener.wait(deadline);
-        }
+        self.wait_until(within, || {
+            self.asked().is_source_done || self.has_left(SOURCE)
+        });
+        // It says so before it leaves.
+        self.asked().is_source_done
     }
 
     /// Whether the source stands on this rank, and its driver needs nothing more of other ranks.
