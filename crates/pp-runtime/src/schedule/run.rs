@@ -102,18 +102,14 @@ impl fmt::Display for Runnable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = |task: Task| [task.stage as u64, task.chunk];
         let turn = |turn: &Turn| match *turn {
-            Turn::Run(task) => [0].into_iter().chain(words(task)).collect::<Vec<u64>>(),
-            Turn::Overlapped([first, second]) => {
-                let both = words(first).into_iter().chain(words(second));
-                [1].into_iter().chain(both).collect()
-            }
-            Turn::Later(task) => [2].into_iter().chain(words(task)).collect(),
+            Turn::Run(task) => [&[0][..], &words(task)].concat(),
+            Turn::Overlapped([first, second]) => [&[1][..], &words(first), &words(second)].concat(),
+            Turn::Later(task) => [&[2][..], &words(task)].concat(),
         };
         let order = |order: &FixedOrder| {
             let turns = order.turns().iter().flat_map(turn);
-            let all = [order.turns().len() as u64, order.chunks()]
-                .into_iter()
-                .chain(turns);
+            let size = [order.turns().len() as u64, order.chunks()].into_iter();
+            let all = size.chain(turns);
             all.flat_map(u64::to_le_bytes).collect::<Vec<u8>>()
         };
         let bytes: Vec<u8> = self.orders.iter().flat_map(order).collect();
