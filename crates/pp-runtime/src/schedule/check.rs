@@ -74,12 +74,8 @@ impl Schedule {
     /// With a size in bytes the sum is in bytes; it ends at [`u64::MAX`].
     #[must_use]
     pub fn activations(&self, size_of: impl Fn(u32) -> u64) -> Vec<u64> {
-        let takes = |op| op == Op::Forward;
-        self.peaks(
-            takes,
-            |op| matches!(op, Op::Backward | Op::BackwardWeight),
-            size_of,
-        )
+        let frees = |op| matches!(op, Op::Backward | Op::BackwardWeight);
+        self.peaks(|op| op == Op::Forward, frees, size_of)
     }
 
     /// By rank: the most pending `W` at a time, each as much as `size_of` its stage. A `W` is pending from the end of its `I`.
@@ -172,22 +168,20 @@ fn uses(graph: &Graph<'_>, spans: &[Vec<Span>]) -> Vec<EdgeUse> {
     // By way and sending stage.
     let mut made = [0; 2].map(|_: u32| vec![0_usize; stages]);
     let (mut freed, mut peaks) = (made.clone(), made.clone());
-    for rank in 0..graph.ranks() {
-        for node in graph.first(rank)..graph.first(rank + 1) {
-            let now = span(graph, spans, rank, node).start;
-            let actions = graph.step(rank, node).actions();
-            for message in actions.filter_map(|action| graph.making(action)) {
-                let (way, from) = (message.way as usize, message.from as usize);
-                let to = graph.rank_of(message.to);
-                let users = graph.users(message.way, message.from);
-                // Where actions take no time, later messages are used at the same moment.
-                let users = &users[freed[way][from]..made[way][from]];
-                let ended = |user: &&u32| span(graph, spans, to, **user).end <= now;
-                freed[way][from] += users.iter().take_while(ended).count();
-                made[way][from] += 1;
-                peaks[way][from] = peaks[way][from].max(made[way][from] - freed[way][from]);
-            }
-        }
+    for (rank, node, action) in graph.actions() {
+        let Some(message) = graph.making(action) else {
+            continue;
+        };
+        let now = span(graph, spans, rank, node).start;
+        let (way, from) = (message.way as usize, message.from as usize);
+        let to = graph.rank_of(message.to);
+        let users = graph.users(message.way, message.from);
+        // Where actions take no time, later messages are used at the same moment.
+        let users = &users[freed[way][from]..made[way][from]];
+        let ended = |user: &&u32| span(graph, spans, to, **user).end <= now;
+        freed[way][from] += users.iter().take_while(ended).count();
+        made[way][from] += 1;
+        peaks[way][from] = peaks[way][from].max(made[way][from] - freed[way][from]);
     }
     let edge_use = |(way, from, to): (Way, u32, u32)| EdgeUse {
         way,

@@ -61,13 +61,13 @@ pub(super) fn crossings(graph: &Graph<'_>) -> Vec<Crossing> {
     }
     let place_of = |message: Message| places[message.way as usize][message.from as usize];
     let mut pairs = vec![Pair::default(); ranks.len()];
-    for (_, node, step) in graph.steps() {
-        for message in step.actions().filter_map(|action| graph.sent(action)) {
+    for (_, node, action) in graph.actions() {
+        if let Some(message) = graph.sent(action) {
             pairs[place_of(message)].sent.push(node);
         }
     }
-    for (_, node, step) in graph.steps() {
-        for message in step.actions().filter_map(|action| graph.received(action)) {
+    for (_, node, action) in graph.actions() {
+        if let Some(message) = graph.received(action) {
             let pair = &mut pairs[place_of(message)];
             let due = pair.sent[pair.received];
             pair.received += 1;

@@ -161,10 +161,7 @@ impl<'a> Graph<'a> {
     /// The edges: way, sending stage, receiving stage.
     pub(super) fn edges(&self) -> impl Iterator<Item = (Way, u32, u32)> {
         let all = (0..self.schedule.stages()).flat_map(|from| BOTH.map(|way| (way, from)));
-        all.filter_map(|(way, from)| match self.next(from, way) {
-            Neighbour::There(to) => Some((way, from, to)),
-            Neighbour::End | Neighbour::Here(_) => None,
-        })
+        all.filter_map(|(way, from)| Some((way, from, self.across(from, way)?)))
     }
 
     /// Calls `each` with what `node` waits for before it begins, where an edge has so many slots.
@@ -242,10 +239,8 @@ impl<'a> Graph<'a> {
     }
 
     fn message_to(&self, action: Action, way: Way) -> Option<Message> {
-        match self.next(action.stage, way) {
-            Neighbour::There(to) => Some(message(way, action.stage, to, action.microbatch)),
-            Neighbour::End | Neighbour::Here(_) => None,
-        }
+        let to = self.across(action.stage, way)?;
+        Some(message(way, action.stage, to, action.microbatch))
     }
 
     /// The message that a computation needs.
@@ -254,10 +249,8 @@ impl<'a> Graph<'a> {
     }
 
     fn message_from(&self, action: Action, way: Way) -> Option<Message> {
-        match self.next(action.stage, against(way)) {
-            Neighbour::There(from) => Some(message(way, from, action.stage, action.microbatch)),
-            Neighbour::End | Neighbour::Here(_) => None,
-        }
+        let from = self.across(action.stage, against(way))?;
+        Some(message(way, from, action.stage, action.microbatch))
     }
 
     /// What sends a message: the `SEND`, or what makes it.
@@ -298,6 +291,14 @@ impl<'a> Graph<'a> {
         }
     }
 
+    /// The stage next to this one, where it stands on another rank.
+    fn across(&self, stage: u32, way: Way) -> Option<u32> {
+        match self.next(stage, way) {
+            Neighbour::There(next) => Some(next),
+            Neighbour::End | Neighbour::Here(_) => None,
+        }
+    }
+
     fn next(&self, stage: u32, way: Way) -> Neighbour {
         let next = match way {
             Way::Forward => Some(stage + 1).filter(|next| *next < self.schedule.stages()),
@@ -318,8 +319,16 @@ impl<'a> Graph<'a> {
         stage as usize * self.schedule.microbatches as usize + microbatch as usize
     }
 
+    /// Every action with its rank and its node, rank by rank.
+    pub(super) fn actions(&self) -> impl Iterator<Item = (u32, u32, Action)> + use<'a> {
+        let of_step = |(rank, node, step): (u32, u32, Step)| {
+            step.actions().map(move |action| (rank, node, action))
+        };
+        self.steps().flat_map(of_step)
+    }
+
     /// Every step with its node, rank by rank.
-    pub(super) fn steps(&self) -> impl Iterator<Item = (u32, u32, Step)> + use<'a> {
+    fn steps(&self) -> impl Iterator<Item = (u32, u32, Step)> + use<'a> {
         let ranks = self.schedule.ranks.iter().enumerate();
         let steps = ranks.flat_map(|(rank, steps)| steps.iter().map(move |step| (rank, step)));
         let numbered = steps.enumerate();

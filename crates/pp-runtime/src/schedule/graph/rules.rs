@@ -23,17 +23,13 @@ impl Graph<'_> {
     fn look_for_gap(&self) -> Result<(), Flaw> {
         let (stages, microbatches) = (self.schedule.stages(), self.schedule.microbatches);
         let is_forward = |action: &Action| action.op == Op::Forward;
-        let actions = self.steps().flat_map(|(_, _, step)| step.actions());
-        let forwards = actions.filter(is_forward).count() as u64;
-        if forwards >= u64::from(stages) * u64::from(microbatches) {
+        let actions = || self.actions().map(|(_, _, action)| action);
+        let forwards = || actions().filter(is_forward);
+        if forwards().count() as u64 >= u64::from(stages) * u64::from(microbatches) {
             return Ok(());
         }
-        let mut there: Vec<(u32, u32)> = self
-            .steps()
-            .flat_map(|(_, _, step)| step.actions())
-            .filter(is_forward)
-            .map(|action| (action.microbatch, action.stage))
-            .collect();
+        let there = forwards().map(|action| (action.microbatch, action.stage));
+        let mut there: Vec<(u32, u32)> = there.collect();
         there.sort_unstable();
         there.dedup();
         let mut all = (0..microbatches).flat_map(|at| (0..stages).map(move |stage| (at, stage)));
@@ -43,22 +39,32 @@ impl Graph<'_> {
             return Ok(());
         };
         let forward = Action::new(stage, Op::Forward, microbatch);
-        let mut steps = self.steps();
-        let other = steps.find(|(_, _, step)| {
-            let mut actions = step.actions();
-            actions.any(|other| {
-                other.op.is_compute() && (other.stage, other.microbatch) == (stage, microbatch)
-            })
+        let mut others = self.actions();
+        let other = others.find(|(_, _, other)| {
+            other.op.is_compute() && (other.stage, other.microbatch) == (stage, microbatch)
         });
         let rank = self.rank_of(stage);
         Err(match other {
-            Some((_, node, _)) => Flaw::Missing {
-                by: self.place(node),
-                needed: forward,
-                rank,
-            },
+            Some((_, node, _)) => self.missing(node, forward),
             None => Flaw::Absent { forward, rank },
         })
+    }
+
+    /// The step of this node needs an action that is not there.
+    fn missing(&self, by: u32, needed: Action) -> Flaw {
+        Flaw::Missing {
+            by: self.place(by),
+            needed,
+            rank: self.rank_of(needed.stage),
+        }
+    }
+
+    /// The step of one node comes before that of the other, which it needs.
+    fn too_early(&self, early: u32, needed: u32) -> Flaw {
+        Flaw::TooEarly {
+            early: self.place(early),
+            needed: self.place(needed),
+        }
     }
 
     /// Fills the tables of nodes.
@@ -71,33 +77,26 @@ impl Graph<'_> {
             (false, false) => 3,
         };
         self.nodes[..used].fill(vec![NONE; size]);
-        for (rank, node, step) in self.steps() {
-            for action in step.actions() {
-                let is_inside = action.stage < stages && action.microbatch < microbatches;
-                if !is_inside || self.rank_of(action.stage) != rank {
-                    return Err(Flaw::Outside(self.place(node)));
-                }
-                let Some(at) = table(action.op) else { continue };
-                if let Op::Send(way) | Op::WaitSend(way) = action.op {
-                    self.look_at_edge(action.stage, way, node)?;
-                }
-                if let Op::Receive(way) = action.op {
-                    self.look_at_edge(action.stage, against(way), node)?;
-                }
-                self.put(at, action, node)?;
-                if action.op == Op::Backward {
-                    self.put(2, action, node)?;
-                }
+        for (rank, node, action) in self.actions() {
+            let is_inside = action.stage < stages && action.microbatch < microbatches;
+            if !is_inside || self.rank_of(action.stage) != rank {
+                return Err(Flaw::Outside(self.place(node)));
+            }
+            let Some(at) = table(action.op) else { continue };
+            let way = match action.op {
+                Op::Send(way) | Op::WaitSend(way) => Some(way),
+                Op::Receive(way) => Some(against(way)),
+                _ => None,
+            };
+            if way.is_some_and(|way| self.across(action.stage, way).is_none()) {
+                return Err(Flaw::NoEdge(self.place(node)));
+            }
+            self.put(at, action, node)?;
+            if action.op == Op::Backward {
+                self.put(2, action, node)?;
             }
         }
         Ok(())
-    }
-
-    fn look_at_edge(&self, stage: u32, way: Way, node: u32) -> Result<(), Flaw> {
-        match self.next(stage, way) {
-            Neighbour::There(_) => Ok(()),
-            Neighbour::End | Neighbour::Here(_) => Err(Flaw::NoEdge(self.place(node))),
-        }
     }
 
     fn put(&mut self, at: usize, action: Action, node: u32) -> Result<(), Flaw> {
@@ -147,11 +146,8 @@ impl Graph<'_> {
             BOTH.into_iter()
                 .filter_map(|way| self.lack_of_message(action(maker(way)), way)),
         );
-        pairs.next().map(|(by, needed)| Flaw::Missing {
-            by: self.place(self.node(by)),
-            needed,
-            rank: self.rank_of(needed.stage),
-        })
+        let (by, needed) = pairs.next()?;
+        Some(self.missing(self.node(by), needed))
     }
 
     /// An action that is there, and one about the same message that is not, where the message comes to `user`.
@@ -176,16 +172,11 @@ impl Graph<'_> {
 
     /// Looks for a step that stands before one of its rank that it needs.
     fn look_at_order(&self) -> Result<(), Flaw> {
-        for (_, node, step) in self.steps() {
-            for action in step.actions() {
-                for needed in self.needed_here(action).into_iter().flatten() {
-                    let needed = self.node(needed);
-                    if needed >= node {
-                        return Err(Flaw::TooEarly {
-                            early: self.place(node),
-                            needed: self.place(needed),
-                        });
-                    }
+        for (_, node, action) in self.actions() {
+            for needed in self.needed_here(action).into_iter().flatten() {
+                let needed = self.node(needed);
+                if needed >= node {
+                    return Err(self.too_early(node, needed));
                 }
             }
         }
@@ -253,30 +244,17 @@ impl Graph<'_> {
             let microbatches = self.schedule.microbatches as usize;
             let weights = &self.nodes[2][stage * microbatches..][..microbatches];
             if let Some(last) = weights.iter().max().filter(|last| **last > node) {
-                return Err(Flaw::TooEarly {
-                    early: self.place(node),
-                    needed: self.place(*last),
-                });
+                return Err(self.too_early(node, *last));
             }
         }
         let pairs = (0..).zip(begun.into_iter().zip(ended));
         for (stage, (begun, ended)) in pairs.filter(|_| are_awaited) {
-            let action = |op| Action::new(stage, op, 0);
-            let missing = |by, op| Flaw::Missing {
-                by: self.place(by),
-                needed: action(op),
-                rank: self.rank_of(stage),
-            };
+            let missing = |by, op| self.missing(by, Action::new(stage, op, 0));
             match (begun, ended) {
                 (NONE, NONE) => {}
                 (NONE, ended) => return Err(missing(ended, Op::ReduceGrad)),
                 (begun, NONE) => return Err(missing(begun, Op::WaitReduceGrad)),
-                (begun, ended) if ended < begun => {
-                    return Err(Flaw::TooEarly {
-                        early: self.place(ended),
-                        needed: self.place(begun),
-                    });
-                }
+                (begun, ended) if ended < begun => return Err(self.too_early(ended, begun)),
                 _ => {}
             }
         }
@@ -302,25 +280,22 @@ impl Graph<'_> {
             let count = &mut counts[way as usize][from as usize];
             std::mem::replace(count, *count + 1)
         };
-        for (_, node, step) in self.steps() {
-            for action in step.actions() {
-                let microbatch = action.microbatch;
-                if let Some(Message { way, from, .. }) = self.making(action) {
-                    let index = self.index_of(from, microbatch);
-                    self.turns[way as usize][index] = next(&mut made, way, from);
-                }
-                if let Some(Message { way, from, .. }) = self.arriving(action) {
-                    let index = self.index_of(from, next(&mut used, way, from));
-                    self.users[way as usize][index] = node;
-                }
-                if let Op::Send(way) = action.op {
-                    let index = self.index_of(action.stage, next(&mut sends, way, action.stage));
-                    sent[way as usize][index] = microbatch;
-                }
+        for (_, node, action) in self.actions() {
+            let microbatch = action.microbatch;
+            if let Some(Message { way, from, .. }) = self.making(action) {
+                let index = self.index_of(from, microbatch);
+                self.turns[way as usize][index] = next(&mut made, way, from);
+            }
+            if let Some(Message { way, from, .. }) = self.arriving(action) {
+                let index = self.index_of(from, next(&mut used, way, from));
+                self.users[way as usize][index] = node;
+            }
+            if let Op::Send(way) = action.op {
+                let index = self.index_of(action.stage, next(&mut sends, way, action.stage));
+                sent[way as usize][index] = microbatch;
             }
         }
-        for (_, _, step) in self.steps() {
-            let Step::One(action) = step else { continue };
+        for (_, _, action) in self.actions() {
             if let Some(received) = self.received(action) {
                 let Message { way, from, .. } = received;
                 let index = self.index_of(from, next(&mut receives, way, from));
