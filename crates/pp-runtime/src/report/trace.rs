@@ -138,22 +138,18 @@ impl<W: Write> Trace<'_, W> {
 
     /// What may overlap with its like: the latency, and transfers between ranks.
     fn spans(&mut self, r: &ChunkRecord) -> io::Result<()> {
-        let mut span = |name: &str,
-                        cat: &str,
-                        track: &Track<'_>,
-                        bytes,
-                        from_ns: u64,
-                        to_ns: u64| {
-            for (ph, at_ns) in [("b", from_ns), ("e", to_ns.max(from_ns))] {
-                let ts = self.events.us(at_ns);
-                self.events.put(&json!({
+        let mut span =
+            |name: &str, cat: &str, track: &Track<'_>, bytes, from_ns: u64, to_ns: u64| {
+                for (ph, at_ns) in [("b", from_ns), ("e", to_ns.max(from_ns))] {
+                    let ts = self.events.us(at_ns);
+                    self.events.put(&json!({
                     "ph": ph, "cat": cat, "name": name, "id": format!("{name} {}", r.chunk_index),
                     "pid": track.pid, "tid": track.tid, "ts": ts,
                     "args": {"chunk_index": r.chunk_index, "call_id": r.call_id, "bytes": bytes},
                 }))?;
-            }
-            Ok::<(), io::Error>(())
-        };
+                }
+                Ok::<(), io::Error>(())
+            };
         if !r.dropped {
             let (from_ns, to_ns) = (r.first_read_ns, r.accepted_ns);
             span("latency", "latency", &self.tracks[0], None, from_ns, to_ns)?;
