@@ -49,11 +49,8 @@ pub fn write_svg(
 
     let lines = [headline(measures), format!("latency {}", Latency(measures))];
     write_head(out, height, &view.title, &lines)?;
-    let lost: Vec<_> = view
-        .restarts
-        .iter()
-        .filter(|r| is_shown(r, &scale))
-        .collect();
+    let lost = view.restarts.iter().filter(|r| is_shown(r, &scale));
+    let lost: Vec<_> = lost.collect();
     let with_lost = LEGEND.len() - usize::from(lost.is_empty());
     write_legend(out, &LEGEND[..with_lost], "numbers are chunks")?;
     write_axis(out, &scale, TOP + lanes_height)?;

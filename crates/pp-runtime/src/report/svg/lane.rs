@@ -234,21 +234,16 @@ impl Bar {
         // A hand-over in shared memory takes microseconds; it must not vanish.
         let least = if self.class == "transfer" { 2.0 } else { 0.0 };
         let width = (scale.x(self.to) - x).max(least);
-        let (y, height) = match rows {
-            0 => (
-                lane_y + 4.0 + self.row as f64 * STAGE_HEIGHT,
-                STAGE_HEIGHT - 8.0,
-            ),
-            _ => (
-                lane_y + 4.0 + self.row as f64 * ROW_HEIGHT,
-                ROW_HEIGHT - 3.0,
-            ),
+        let (row_height, gap) = match rows {
+            0 => (STAGE_HEIGHT, 8.0),
+            _ => (ROW_HEIGHT, 3.0),
         };
+        let y = lane_y + 4.0 + self.row as f64 * row_height;
+        let height = row_height - gap;
         // Bars that touch keep a hairline between them.
-        let drawn = if rows == 0 {
-            (width - 0.8).max(0.6)
-        } else {
-            width
+        let drawn = match rows {
+            0 => (width - 0.8).max(0.6),
+            _ => width,
         };
         writeln!(
             out,

@@ -52,14 +52,10 @@ pub(super) struct Scale {
 impl Scale {
     pub(super) fn over(shown: &[&ChunkRecord]) -> Self {
         let from_ns = shown.iter().map(|r| r.build_start_ns).min().unwrap_or(0);
-        let ends = |r: &&ChunkRecord| {
-            r.stages
-                .iter()
-                .filter_map(|s| s.times)
-                .map(|t| t.end_ns)
-                .max()
+        let last = |r: &&ChunkRecord| {
+            let ends = r.stages.iter().filter_map(|s| Some(s.times?.end_ns));
+            ends.fold(r.accepted_ns, u64::max)
         };
-        let last = |r: &&ChunkRecord| r.accepted_ns.max(ends(r).unwrap_or(0));
         let to_ns = shown.iter().map(last).max().unwrap_or(0);
         Self {
             from: from_ns,

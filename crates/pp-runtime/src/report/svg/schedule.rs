@@ -103,13 +103,11 @@ fn lane(schedule: &Schedule, timeline: &Timeline, rank: usize) -> Lane {
         .filter(|&stage| schedule.stage_to_rank()[stage as usize] as usize == rank)
         .collect();
     let idle = 100.0 * timeline.bubble(rank as u32);
-    let mut names: Vec<Row> = stages
-        .iter()
-        .map(|stage| Row {
-            name: format!("stage {stage}"),
-            note: format!("rank {rank}, idle {idle:.0} %"),
-        })
-        .collect();
+    let row = |stage: &u32| Row {
+        name: format!("stage {stage}"),
+        note: format!("rank {rank}, idle {idle:.0} %"),
+    };
+    let mut names: Vec<Row> = stages.iter().map(row).collect();
     if names.is_empty() {
         names.push(Row {
             name: format!("rank {rank}"),
