@@ -79,31 +79,29 @@ impl From<PlanError> for Failure {
 }
 
 impl Failure {
+    /// A failure with one line for a person.
+    #[must_use]
+    pub fn new(status: Status, message: impl Into<String>) -> Failure {
+        let message = message.into();
+        Failure { status, message }
+    }
+
     /// A failure that is the caller's fault.
     #[must_use]
     pub fn invalid(message: impl Into<String>) -> Failure {
-        Failure {
-            status: Status::InvalidArgument,
-            message: message.into(),
-        }
+        Failure::new(Status::InvalidArgument, message)
     }
 
     /// A request that was understood but is not served.
     #[must_use]
     pub fn unsupported(message: impl Into<String>) -> Failure {
-        Failure {
-            status: Status::Unsupported,
-            message: message.into(),
-        }
+        Failure::new(Status::Unsupported, message)
     }
 
     /// Any other failure.
     #[must_use]
     pub fn error(message: impl Into<String>) -> Failure {
-        Failure {
-            status: Status::Error,
-            message: message.into(),
-        }
+        Failure::new(Status::Error, message)
     }
 }
 

@@ -53,14 +53,11 @@ fn named<T>(function: &str, result: CudaResult<T>) -> Result<T, Failure> {
 }
 
 fn failure(function: &str, words: &str, is_memory: bool) -> Failure {
-    Failure {
-        status: if is_memory {
-            Status::OutOfMemory
-        } else {
-            Status::Error
-        },
-        message: format!("{function} failed: {words}"),
-    }
+    let status = match is_memory {
+        true => Status::OutOfMemory,
+        false => Status::Error,
+    };
+    Failure::new(status, format!("{function} failed: {words}"))
 }
 
 /// A kernel. Its module is never unloaded: that would wait for the device.

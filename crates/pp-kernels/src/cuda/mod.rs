@@ -32,10 +32,7 @@ impl From<CudaError> for Failure {
             error if error.is_out_of_memory() => Status::OutOfMemory,
             _ => Status::Error,
         };
-        Failure {
-            status,
-            message: error.to_string(),
-        }
+        Failure::new(status, error.to_string())
     }
 }
 
