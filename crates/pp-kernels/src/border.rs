@@ -20,14 +20,33 @@ pub(crate) unsafe fn guarded(
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return abi::OK,
         Ok(Err(failure)) => failure,
-        Err(payload) => Failure {
-            status: Status::Panic,
-            message: panic_text(payload),
-        },
+        Err(payload) => Failure::new(Status::Panic, panic_text(payload)),
     };
     // SAFETY: the caller's duty.
     unsafe { write_error(error, &failure.message) };
     failure.status.code()
+}
+
+/// Calls one function of the other side's table: a status other than OK becomes a failure. Its text is one line: control
+/// characters and what is not UTF-8 are replaced, a length that lies is cut.
+pub(crate) fn called(call: impl FnOnce(*mut abi::ErrorText) -> u32) -> Result<(), Failure> {
+    let mut text = [0; 512];
+    let mut error = abi::ErrorText {
+        struct_size: abi::size::<abi::ErrorText>(),
+        reserved: 0,
+        text: text.as_mut_ptr(),
+        capacity: text.len() as u64,
+        length: 0,
+    };
+    let status = call(&raw mut error);
+    if status == abi::OK {
+        return Ok(());
+    }
+    let length = usize::try_from(error.length).unwrap_or(usize::MAX);
+    let text = String::from_utf8_lossy(&text[..length.min(text.len())]);
+    let visible = |c: char| if c.is_control() { ' ' } else { c };
+    let message: String = text.chars().map(visible).collect();
+    Err(Failure::new(Status::from_code(status), message))
 }
 
 /// The text of a panic. A payload of another type is forgotten: dropping it could panic again.

@@ -8,9 +8,9 @@ use std::ffi::c_void;
 use pp_contract::DType;
 
 use crate::abi::{self, ErrorText};
-use crate::border::guarded;
+use crate::border::{called, guarded};
 use crate::convert;
-use crate::error::{Failure, Status};
+use crate::error::Failure;
 
 /// What the members of a group do together. All call the same functions in the same order.
 ///
@@ -257,23 +257,6 @@ impl<'a> Borrowed<'a> {
         call: impl FnOnce(F, *mut c_void, *mut ErrorText) -> u32,
     ) -> Result<(), Failure> {
         let entry = entry.ok_or_else(|| Failure::unsupported("the group lacks this collective"))?;
-        let mut text = [0; 256];
-        let mut error = ErrorText {
-            struct_size: abi::size::<ErrorText>(),
-            reserved: 0,
-            text: text.as_mut_ptr(),
-            capacity: text.len() as u64,
-            length: 0,
-        };
-        match call(entry, self.table.context, &raw mut error) {
-            abi::OK => Ok(()),
-            status => {
-                let length = (error.length as usize).min(text.len());
-                Err(Failure {
-                    status: Status::from_code(status),
-                    message: String::from_utf8_lossy(&text[..length]).into_owned(),
-                })
-            }
-        }
+        called(|error| call(entry, self.table.context, error))
     }
 }

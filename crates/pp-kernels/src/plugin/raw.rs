@@ -21,7 +21,7 @@ use crate::group::{Collectives, Lent};
 use crate::payload::{Payload, PayloadMut, TensorsIn};
 use crate::stage::{FrameGeometry, StageInfo, StageKind};
 
-use super::caller::{Caller, ErrorBuffer};
+use super::caller::Caller;
 
 /// One session of a stage, in the memory of its configuration. [`StageSession`](super::StageSession) is its safe form on
 /// host memory; this one is for devices.
@@ -51,7 +51,6 @@ pub struct RawSession {
     config: SessionConfig,
     geometry: FrameGeometry,
     raw: *mut OpaqueSession,
-    error: ErrorBuffer,
     /// Those of the call under way.
     frames: Vec<abi::PpFrame>,
     panicked: Option<(String, String)>,
@@ -125,13 +124,11 @@ impl RawSession {
         let raw_config = config.to_abi(number, &pairs);
         let mut frames = FrameGeometry::of(config).to_abi();
         let mut raw = std::ptr::null_mut();
-        let mut error = ErrorBuffer::new();
         // SAFETY: the table was checked; the structs and the user's pairs live across the call and carry their sizes; what
         // the configuration names is alive (the caller's duty).
-        let status = error.with(|error| unsafe {
+        caller.call("create", |error| unsafe {
             create(&raw const raw_config, &raw mut frames, &raw mut raw, error)
-        });
-        caller.judge("create", status, &error)?;
+        })?;
         if raw.is_null() {
             return Err(caller.bad_answer("create", "it said OK and gave no session"));
         }
@@ -141,7 +138,6 @@ impl RawSession {
             config: *config,
             geometry: FrameGeometry::of(config),
             raw,
-            error,
             frames: Vec::new(),
             panicked: None,
         };
@@ -383,8 +379,7 @@ impl RawSession {
     ) -> Result<(), KernelError> {
         let (raw, entry) = (self.raw, self.caller.entry(operation, entry)?);
         // SAFETY: a live session, used by one thread at a time (`&mut self`); the rest is the caller's duty.
-        let status = (self.error).with(|error| unsafe { entry(raw, args, error) });
-        let result = self.caller.judge(operation, status, &self.error);
+        let result = (self.caller).call(operation, |error| unsafe { entry(raw, args, error) });
         if let Err(KernelError::Panicked { message, .. }) = &result {
             self.panicked = Some((operation.into(), message.clone()));
         }
