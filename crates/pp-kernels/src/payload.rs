@@ -11,28 +11,6 @@ use pp_contract::{DType, Manifest, TensorSpec};
 use crate::abi::TENSOR_ALIGN;
 use crate::error::Failure;
 
-/// Where a payload lies on a device.
-#[derive(Debug, Clone, Copy)]
-struct DeviceRange {
-    address: u64,
-    bytes: usize,
-}
-
-impl DeviceRange {
-    fn new(list: &Manifest, address: u64, len: usize) -> Result<DeviceRange, Failure> {
-        check_length(list, len)?;
-        if !address.is_multiple_of(TENSOR_ALIGN) || (address == 0 && list.payload_bytes() > 0) {
-            return Err(Failure::invalid(format!(
-                "a payload at device address {address:#x}: must be a multiple of {TENSOR_ALIGN} and not 0"
-            )));
-        }
-        Ok(DeviceRange {
-            address,
-            bytes: list.payload_bytes() as usize,
-        })
-    }
-}
-
 fn check_length(tensors: &Manifest, len: usize) -> Result<(), Failure> {
     if (len as u64) < tensors.payload_bytes() {
         return Err(Failure::invalid(format!(
@@ -86,7 +64,10 @@ pub type PayloadMut<'a> = TensorsIn<HostMut<'a>>;
 #[derive(Debug)]
 enum Memory<H> {
     Host(H),
-    Device(DeviceRange),
+    Device {
+        address: u64,
+        bytes: usize,
+    },
     /// That of a group's leader.
     Elsewhere,
 }
@@ -109,11 +90,14 @@ impl<H> TensorsIn<H> {
     /// # Errors
     /// A buffer that is too short, or an address that is not a multiple of 256.
     pub fn on_device(list: &Manifest, address: u64, len: usize) -> Result<Self, Failure> {
-        let range = DeviceRange::new(list, address, len)?;
-        Ok(TensorsIn {
-            tensors: list.clone(),
-            memory: Memory::Device(range),
-        })
+        check_length(list, len)?;
+        let bytes = list.payload_bytes() as usize;
+        if !address.is_multiple_of(TENSOR_ALIGN) || (address == 0 && bytes > 0) {
+            return Err(Failure::invalid(format!(
+                "a payload at device address {address:#x}: must be a multiple of {TENSOR_ALIGN} and not 0"
+            )));
+        }
+        Ok(Self::from_checked_device(list.clone(), address, bytes))
     }
 
     /// The tensors of `list`, for a member of a group that does not lead: their memory is the leader's.
@@ -137,7 +121,7 @@ impl<H> TensorsIn<H> {
     pub(crate) fn from_checked_device(tensors: Manifest, address: u64, bytes: usize) -> Self {
         TensorsIn {
             tensors,
-            memory: Memory::Device(DeviceRange { address, bytes }),
+            memory: Memory::Device { address, bytes },
         }
     }
 
@@ -163,7 +147,7 @@ impl<H> TensorsIn<H> {
             Memory::Host(_) => Err(Failure::invalid(
                 "the payload lies in host memory, it has no device address",
             )),
-            Memory::Device(memory) => Ok(memory.address + range.start as u64),
+            Memory::Device { address, .. } => Ok(address + range.start as u64),
             Memory::Elsewhere => Err(nowhere()),
         }
     }
@@ -173,7 +157,7 @@ impl<H> TensorsIn<H> {
     pub fn is_on_device(&self) -> Option<bool> {
         match self.memory {
             Memory::Host(_) => Some(false),
-            Memory::Device(_) => Some(true),
+            Memory::Device { .. } => Some(true),
             Memory::Elsewhere => None,
         }
     }
@@ -198,7 +182,7 @@ impl<'a> Payload<'a> {
         let range = expect(&self.tensors, name, dtype, dims)?;
         match self.memory {
             Memory::Host(data) => Ok(&data[range]),
-            Memory::Device(_) => Err(on_device()),
+            Memory::Device { .. } => Err(on_device()),
             Memory::Elsewhere => Err(nowhere()),
         }
     }
@@ -208,7 +192,7 @@ impl<'a> Payload<'a> {
         match self.memory {
             // Read only by the rules of the entry it is given to.
             Memory::Host(data) => (data.as_ptr().cast_mut(), data.len() as u64),
-            Memory::Device(range) => (device_pointer(range), range.bytes as u64),
+            Memory::Device { address, bytes } => (device_pointer(address), bytes as u64),
             Memory::Elsewhere => (std::ptr::null_mut(), 0),
         }
     }
@@ -245,7 +229,7 @@ impl<'a> PayloadMut<'a> {
         let range = expect(&self.tensors, name, dtype, dims)?;
         match &mut self.memory {
             Memory::Host(host) => Ok(&mut host.data[range]),
-            Memory::Device(_) => Err(on_device()),
+            Memory::Device { .. } => Err(on_device()),
             Memory::Elsewhere => Err(nowhere()),
         }
     }
@@ -254,7 +238,7 @@ impl<'a> PayloadMut<'a> {
     pub(crate) fn raw(&mut self) -> (*mut u8, u64) {
         match &mut self.memory {
             Memory::Host(host) => (host.data.as_mut_ptr(), host.data.len() as u64),
-            Memory::Device(range) => (device_pointer(*range), range.bytes as u64),
+            Memory::Device { address, bytes } => (device_pointer(*address), *bytes as u64),
             Memory::Elsewhere => (std::ptr::null_mut(), 0),
         }
     }
@@ -263,12 +247,12 @@ impl<'a> PayloadMut<'a> {
     pub(crate) fn guarded(&mut self) -> Option<(&Manifest, &mut [u8], &mut [u8])> {
         match &mut self.memory {
             Memory::Host(host) => Some((&self.tensors, host.data, host.tail)),
-            Memory::Device(_) | Memory::Elsewhere => None,
+            Memory::Device { .. } | Memory::Elsewhere => None,
         }
     }
 }
 
 /// A device address in the shape that the ABI has for it.
-fn device_pointer(range: DeviceRange) -> *mut u8 {
-    std::ptr::without_provenance_mut(range.address as usize)
+fn device_pointer(address: u64) -> *mut u8 {
+    std::ptr::without_provenance_mut(address as usize)
 }
