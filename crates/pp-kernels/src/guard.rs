@@ -4,6 +4,8 @@
 //! payload is the same byte for byte, run after run) and the bytes behind the payload are filled with a pattern; after
 //! it, both must be what they were. A write further away than [`GUARD_BYTES`] is not found.
 
+use std::ops::Range;
+
 use pp_contract::{Manifest, TensorSpec};
 
 /// Bytes that a slot should have behind its payload.
@@ -16,15 +18,10 @@ pub fn arm(tail: &mut [u8]) {
     }
 }
 
-/// The first byte of `tail` that is no longer the pattern.
-///
-/// # Errors
-/// Its index.
-pub fn check(tail: &[u8]) -> Result<(), usize> {
-    match tail.iter().enumerate().position(|(i, b)| *b != pattern(i)) {
-        None => Ok(()),
-        Some(index) => Err(index),
-    }
+/// The index of the first byte of `tail` that is no longer the pattern.
+#[must_use]
+pub fn first_changed(tail: &[u8]) -> Option<usize> {
+    tail.iter().enumerate().position(|(i, b)| *b != pattern(i))
 }
 
 /// No two neighbours alike, and none of the values that code writes by accident (0, 255).
@@ -40,14 +37,12 @@ pub(crate) fn zero_gaps(tensors: &Manifest, data: &mut [u8]) {
 }
 
 /// The tensor in front of the first gap that is not zero.
-pub(crate) fn check_gaps<'a>(tensors: &'a Manifest, data: &[u8]) -> Result<(), &'a TensorSpec> {
-    match gaps(tensors).find(|(_, gap)| data[gap.clone()].iter().any(|b| *b != 0)) {
-        None => Ok(()),
-        Some((spec, _)) => Err(spec),
-    }
+pub(crate) fn first_overrun<'a>(tensors: &'a Manifest, data: &[u8]) -> Option<&'a TensorSpec> {
+    let is_changed = |gap: &Range<usize>| data[gap.clone()].iter().any(|b| *b != 0);
+    gaps(tensors).find_map(|(spec, gap)| is_changed(&gap).then_some(spec))
 }
 
-fn gaps(tensors: &Manifest) -> impl Iterator<Item = (&TensorSpec, std::ops::Range<usize>)> {
+fn gaps(tensors: &Manifest) -> impl Iterator<Item = (&TensorSpec, Range<usize>)> {
     let next = tensors.iter().skip(1);
     tensors.iter().zip(next).map(|((at, spec), (next, _))| {
         let end = at + spec.bytes();
@@ -65,9 +60,9 @@ mod tests {
             for value in [0u8, 1, 127, 255] {
                 let mut tail = [0; GUARD_BYTES];
                 arm(&mut tail);
-                assert_eq!(check(&tail), Ok(()));
+                assert_eq!(first_changed(&tail), None);
                 tail[index] = value;
-                assert_eq!(check(&tail), Err(index), "value {value}");
+                assert_eq!(first_changed(&tail), Some(index), "value {value}");
             }
         }
     }

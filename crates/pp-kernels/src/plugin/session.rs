@@ -119,10 +119,14 @@ impl StageSession {
         let Some((tensors, data, tail)) = payload.guarded() else {
             return result;
         };
-        let overrun = match (guard::check_gaps(tensors, data), guard::check(tail)) {
-            (Ok(()), Ok(())) => return result,
-            (Err(spec), _) => format!("tensor {}", spec.name()),
-            (_, Err(index)) => format!("the payload (byte {index} behind it)"),
+        let changed = (
+            guard::first_overrun(tensors, data),
+            guard::first_changed(tail),
+        );
+        let overrun = match changed {
+            (None, None) => return result,
+            (Some(spec), _) => format!("tensor {}", spec.name()),
+            (_, Some(index)) => format!("the payload (byte {index} behind it)"),
         };
         Err(self.raw.overrun(overrun))
     }
