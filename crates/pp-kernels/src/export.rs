@@ -321,7 +321,7 @@ impl Call for abi::PpRunArgs {
         } = held;
         // SAFETY: the caller's duty; by the rules of the ABI input and output do not overlap.
         unsafe {
-            let plan = plan(self.plan)?;
+            let plan = convert::plan(sized(self.plan)?)?;
             match kind {
                 StageKind::Source => {
                     let frames = frames(self.frames, self.frame_count, geometry, shared)?;
@@ -376,25 +376,17 @@ unsafe fn sized<'a, T>(raw: *const T) -> Result<&'a T, Failure> {
     Ok(unsafe { &*raw })
 }
 
-/// # Safety
-/// `raw` is valid for the call.
-unsafe fn plan(raw: *const abi::PpPlan) -> Result<VideoPlanParts, Failure> {
-    // SAFETY: the caller's duty.
-    convert::plan(unsafe { sized(raw) }?)
-}
-
-/// Where the bytes of a payload lie, and how many there are.
-type Bytes = (*mut u8, usize);
-
-/// The tensors of a payload and its memory, in which each was checked to lie. A payload of the group's leader may have
-/// none.
+/// A payload in the memory of the session's space, in which each tensor was checked to lie; of the host as `host` gives it.
+/// A payload of the group's leader may have no memory. A device address becomes a number, never a slice.
 ///
 /// # Safety
-/// `raw` is valid for the call, with `tensor_count` tensors and `bytes` bytes behind its pointers.
-unsafe fn tensors(
+/// `raw` is valid for the call, with `tensor_count` tensors and `bytes` bytes behind its pointers, and for as long as the
+/// result lives the bytes are used as `host` asks for.
+unsafe fn payload<H>(
     raw: *const abi::PpPayload,
-    is_of_leader: bool,
-) -> Result<(Manifest, Option<Bytes>), Failure> {
+    config: &SessionConfig,
+    host: unsafe fn(*mut u8, usize) -> H,
+) -> Result<TensorsIn<H>, Failure> {
     // SAFETY: the caller's duty.
     let raw = unsafe { sized(raw) }?;
     if raw.tensor_count as usize > abi::MAX_TENSORS {
@@ -420,8 +412,8 @@ unsafe fn tensors(
             )));
         }
     }
-    if raw.data.is_null() && is_of_leader {
-        return Ok((manifest, None));
+    if raw.data.is_null() && config.member > 0 {
+        return Ok(TensorsIn::of_leader(&manifest));
     }
     if manifest.payload_bytes() > raw.bytes {
         return Err(Failure::invalid(format!(
@@ -430,36 +422,16 @@ unsafe fn tensors(
             raw.bytes
         )));
     }
-    let data = if raw.bytes == 0 {
-        NonNull::dangling().as_ptr()
-    } else {
-        raw.data
+    let bytes = raw.bytes as usize;
+    let data = match bytes {
+        0 => NonNull::dangling().as_ptr(),
+        _ => raw.data,
     };
-    Ok((manifest, Some((data, raw.bytes as usize))))
-}
-
-/// The payload of a session's space, in host memory as `host` gives it. A device address becomes a number, never a slice.
-///
-/// # Safety
-/// As [`tensors`], and for as long as the result lives the bytes are used as `host` asks for.
-unsafe fn payload<H>(
-    raw: *const abi::PpPayload,
-    config: &SessionConfig,
-    host: unsafe fn(*mut u8, usize) -> H,
-) -> Result<TensorsIn<H>, Failure> {
-    // SAFETY: the caller's duty; no bytes may lie anywhere.
-    unsafe {
-        let (tensors, memory) = tensors(raw, config.member > 0)?;
-        let Some((data, bytes)) = memory else {
-            return Ok(TensorsIn::of_leader(&tensors));
-        };
-        Ok(match config.space {
-            Space::Host => TensorsIn::from_checked(tensors, host(data, bytes)),
-            Space::Cuda { .. } => {
-                TensorsIn::from_checked_device(tensors, data.addr() as u64, bytes)
-            }
-        })
-    }
+    Ok(match config.space {
+        // SAFETY: the caller's duty; no bytes may lie anywhere.
+        Space::Host => TensorsIn::from_checked(manifest, unsafe { host(data, bytes) }),
+        Space::Cuda { .. } => TensorsIn::from_checked_device(manifest, data.addr() as u64, bytes),
+    })
 }
 
 /// # Safety
