@@ -28,7 +28,7 @@ use crate::error::{KernelError, LoadError, TableError};
 use crate::export;
 use crate::stage::{Description, StageInfo};
 
-use caller::{Caller, ResultsFn};
+use caller::{Caller, ResultsFn, bad_call};
 pub use raw::RawSession;
 pub use session::StageSession;
 
@@ -160,14 +160,12 @@ impl KernelSet {
     pub fn three_stages(&self) -> Result<[&str; 3], KernelError> {
         match self.stages() {
             [source, middle, sink] => Ok([&source.name, &middle.name, &sink.name]),
-            stages => Err(KernelError::BadCall {
-                operation: "open".into(),
-                reason: format!(
-                    "kernels {} have {} middle stages, one is needed here",
-                    self.description.name,
-                    stages.len() - 2
-                ),
-            }),
+            stages => {
+                let (name, middle) = (&self.description.name, stages.len() - 2);
+                let reason =
+                    format!("kernels {name} have {middle} middle stages, one is needed here");
+                Err(bad_call("open", reason))
+            }
         }
     }
 
@@ -267,14 +265,9 @@ impl KernelSet {
             .find(|(_, stage)| stage.name == name);
         found.ok_or_else(|| {
             let names: Vec<&str> = self.stages().iter().map(|stage| &stage.name[..]).collect();
-            KernelError::BadCall {
-                operation: "open".into(),
-                reason: format!(
-                    "kernels {} have no stage {name}; theirs are {}",
-                    self.description.name,
-                    names.join(", ")
-                ),
-            }
+            let (kernels, names) = (&self.description.name, names.join(", "));
+            let reason = format!("kernels {kernels} have no stage {name}; theirs are {names}");
+            bad_call("open", reason)
         })
     }
 

@@ -88,3 +88,11 @@ impl Caller {
         described.map_err(|reason| self.bad_answer("describe", reason))
     }
 }
+
+/// A call that does not fit, and was not made.
+pub(super) fn bad_call(operation: &str, reason: String) -> KernelError {
+    KernelError::BadCall {
+        operation: operation.into(),
+        reason,
+    }
+}

@@ -21,7 +21,7 @@ use crate::group::{Collectives, Lent};
 use crate::payload::{Payload, PayloadMut, TensorsIn};
 use crate::stage::{FrameGeometry, StageInfo, StageKind};
 
-use super::caller::Caller;
+use super::caller::{Caller, bad_call};
 
 /// One session of a stage, in the memory of its configuration. [`StageSession`](super::StageSession) is its safe form on
 /// host memory; this one is for devices.
@@ -496,13 +496,6 @@ impl Drop for RawSession {
             // SAFETY: `raw` came from this table's `create`, is destroyed once, and no call is under way.
             unsafe { destroy(self.raw) }
         }
-    }
-}
-
-fn bad_call(operation: &str, reason: String) -> KernelError {
-    KernelError::BadCall {
-        operation: operation.into(),
-        reason,
     }
 }
 
