@@ -57,9 +57,9 @@ macro_rules! id {
     };
 }
 
-/// Declares an identity for which every number stands.
+/// Declares identities for which every number stands.
 macro_rules! full_range {
-    ($(#[$meta:meta])* $name:ident: $raw:ty) => {
+    ($($(#[$meta:meta])* $name:ident: $raw:ty;)*) => {$(
         id! {
             $(#[$meta])*
             #[serde(transparent)]
@@ -79,52 +79,61 @@ macro_rules! full_range {
                 Self(value)
             }
         }
-    };
+    )*};
+}
+
+/// Declares identities for which every number stands but one.
+macro_rules! all_but_one {
+    ($($(#[$meta:meta])* $name:ident: $raw:ty, not $reserved:pat => $error:ident;)*) => {$(
+        id! {
+            $(#[$meta])*
+            $name: $raw
+        }
+
+        impl $name {
+            /// The identity with this number.
+            ///
+            /// # Errors
+            #[doc = concat!("[`IdError::", stringify!($error), "`] for ", stringify!($reserved), ".")]
+            pub const fn new(value: $raw) -> Result<Self, IdError> {
+                match value {
+                    $reserved => Err(IdError::$error),
+                    value => Ok(Self(value)),
+                }
+            }
+        }
+
+        impl TryFrom<$raw> for $name {
+            type Error = IdError;
+            fn try_from(value: $raw) -> Result<Self, IdError> {
+                Self::new(value)
+            }
+        }
+    )*};
 }
 
 full_range! {
     /// Index of a process in the world.
-    Rank: u32
-}
-full_range! {
+    Rank: u32;
     /// Number of a call: strictly increasing over everything that the source sends. Every stage hands it on.
-    CallId: u64
-}
-full_range! {
+    CallId: u64;
     /// Number of a unit of streaming work, strictly increasing; the order of the output.
-    ChunkIndex: u64
-}
-full_range! {
+    ChunkIndex: u64;
     /// Number of an epoch. Each scene cut begins a new one. A result of an earlier epoch is dropped and not decoded.
-    CacheEpoch: u64
-}
-full_range! {
+    CacheEpoch: u64;
     /// Number of a life of all edges of a job, from 0. Each restart begins a new one.
-    Generation: u32
+    Generation: u32;
 }
-id! {
+all_but_one! {
     /// Number of ranks, at least one.
     #[serde(try_from = "u32")]
-    WorldSize: u32
-}
-id! {
+    WorldSize: u32, not 0 => EmptyWorld;
     /// Counts the messages with a payload on one directed edge, from 0.
     #[serde(try_from = "u64")]
-    EdgeSeq: u64
+    EdgeSeq: u64, not u64::MAX => ReservedEdgeSeq;
 }
 
 impl WorldSize {
-    /// A world of this many ranks.
-    ///
-    /// # Errors
-    /// [`IdError::EmptyWorld`] for 0.
-    pub const fn new(value: u32) -> Result<Self, IdError> {
-        match value {
-            0 => Err(IdError::EmptyWorld),
-            value => Ok(Self(value)),
-        }
-    }
-
     /// Whether `rank` is one of this world.
     #[must_use]
     pub const fn contains(self, rank: Rank) -> bool {
@@ -137,34 +146,9 @@ impl WorldSize {
     }
 }
 
-impl TryFrom<u32> for WorldSize {
-    type Error = IdError;
-    fn try_from(value: u32) -> Result<Self, IdError> {
-        Self::new(value)
-    }
-}
-
 impl EdgeSeq {
     /// The number of the first payload on an edge.
     pub const FIRST: Self = Self(0);
-
-    /// The sequence number with this value.
-    ///
-    /// # Errors
-    /// [`IdError::ReservedEdgeSeq`] for `u64::MAX`.
-    pub const fn new(value: u64) -> Result<Self, IdError> {
-        match value {
-            u64::MAX => Err(IdError::ReservedEdgeSeq),
-            value => Ok(Self(value)),
-        }
-    }
-}
-
-impl TryFrom<u64> for EdgeSeq {
-    type Error = IdError;
-    fn try_from(value: u64) -> Result<Self, IdError> {
-        Self::new(value)
-    }
 }
 
 #[cfg(test)]
