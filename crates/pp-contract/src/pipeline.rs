@@ -245,38 +245,27 @@ impl Pipeline {
     /// All edges between different ranks. Stages of one rank hand their slots on, so they need none.
     pub fn edges(&self) -> impl Iterator<Item = EdgeSpec> {
         let last = self.stages.len() - 1;
-        let payloads =
-            (0..=last).flat_map(|from| self.next(from).map(move |(kind, to)| (kind, from, to)));
-        let payloads = payloads.map(|(kind, from, to)| {
-            (
-                kind,
-                from,
-                to,
-                self.stages[from].leader(),
-                self.stages[to].leader(),
-            )
-        });
-        let followers = (0..=last).flat_map(|at| {
-            let stage = &self.stages[at];
-            let members = stage.ranks[1..].iter();
-            members.flat_map(move |member| {
-                [
-                    (EdgeKind::Follow, at, at, stage.leader(), *member),
-                    (EdgeKind::Report, at, at, *member, stage.leader()),
-                ]
+        let edge = |kind, from: usize, to: usize| EdgeSpec {
+            kind,
+            from,
+            to,
+            source: self.stages[from].leader(),
+            target: self.stages[to].leader(),
+        };
+        let payloads = (0..=last)
+            .flat_map(move |from| self.next(from).map(move |(kind, to)| edge(kind, from, to)));
+        let followers = (0..=last).flat_map(move |at| {
+            let own = move |kind| edge(kind, at, at);
+            self.stages[at].ranks[1..].iter().flat_map(move |member| {
+                let (mut follow, mut report) = (own(EdgeKind::Follow), own(EdgeKind::Report));
+                (follow.target, report.source) = (*member, *member);
+                [follow, report]
             })
         });
-        let accept = (EdgeKind::Accept, last, 0, self.sink(), Rank::new(0));
-        let all = payloads.chain(followers).chain([accept]);
-        all.filter(|(.., source, target)| source != target).map(
-            |(kind, from, to, source, target)| EdgeSpec {
-                kind,
-                from,
-                to,
-                source,
-                target,
-            },
-        )
+        let all = payloads
+            .chain(followers)
+            .chain([edge(EdgeKind::Accept, last, 0)]);
+        all.filter(|edge| edge.source != edge.target)
     }
 
     /// The number of chunks that keep every rank busy: two, and one more for each edge with a payload and for each group,
