@@ -1,6 +1,5 @@
 //! The text of a pipeline, read from left to right, and the rules for the whole.
 
-use core::ops::RangeInclusive;
 use core::str::FromStr;
 
 use super::{Laps, MAX_RANKS, MAX_STAGES, Pipeline, PipelineError, Ring, StageSpec};
@@ -13,7 +12,10 @@ impl FromStr for Pipeline {
     type Err = PipelineError;
 
     fn from_str(text: &str) -> Result<Self> {
-        let mut parser = Parser::new(text);
+        let mut parser = Parser {
+            text,
+            ..Parser::default()
+        };
         parser.pipeline()?;
         parser.check()?;
         let Parser {
@@ -40,6 +42,7 @@ struct Named {
     position: usize,
 }
 
+#[derive(Default)]
 struct Parser<'a> {
     text: &'a str,
     /// Bytes read so far.
@@ -54,16 +57,6 @@ fn error<T>(position: usize, problem: impl Into<String>) -> Result<T> {
 }
 
 impl<'a> Parser<'a> {
-    fn new(text: &'a str) -> Self {
-        let (stages, rings) = (Vec::new(), Vec::new());
-        Self {
-            text,
-            at: 0,
-            stages,
-            rings,
-        }
-    }
-
     /// What is left, without the blanks before it.
     fn rest(&mut self) -> &'a str {
         let rest = self.text[self.at..].trim_start();
@@ -270,7 +263,11 @@ impl<'a> Parser<'a> {
                     ranks.len()
                 ));
             }
-            if self.rings.iter().any(|ring| within(ring).contains(&at)) {
+            if self
+                .rings
+                .iter()
+                .any(|ring| (ring.first..=ring.last).contains(&at))
+            {
                 return refuse(format!(
                     "{name} is the {end} and stands in a ring; take it out of the ring"
                 ));
@@ -346,8 +343,4 @@ impl<'a> Parser<'a> {
         }
         Ok(())
     }
-}
-
-fn within(ring: &Ring) -> RangeInclusive<usize> {
-    ring.first..=ring.last
 }
