@@ -91,10 +91,10 @@ impl Zeros<'_> {
 }
 
 macro_rules! zeros {
-    ($($method:ident $name:literal $visit:ident $zero:expr;)*) => {
+    ($($method:ident $name:literal $visit:ident $($zero:expr)?;)*) => {
         $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, End> {
             self.0.push_str(concat!($name, ","));
-            visitor.$visit($zero)
+            visitor.$visit($($zero)?)
         })*
     };
 }
@@ -121,6 +121,7 @@ impl<'de> Deserializer<'de> for Zeros<'_> {
         deserialize_string "text" visit_borrowed_str "";
         deserialize_bytes "bytes" visit_bytes b"";
         deserialize_byte_buf "bytes" visit_bytes b"";
+        deserialize_unit "unit" visit_unit;
     }
 
     fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, End> {
@@ -130,11 +131,6 @@ impl<'de> Deserializer<'de> for Zeros<'_> {
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, End> {
         self.0.push_str("option ");
         visitor.visit_some(self)
-    }
-
-    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, End> {
-        self.0.push_str("unit,");
-        visitor.visit_unit()
     }
 
     fn deserialize_unit_struct<V: Visitor<'de>>(
@@ -197,13 +193,7 @@ impl<'de> Deserializer<'de> for Zeros<'_> {
         Err(End)
     }
 
-    fn deserialize_identifier<V: Visitor<'de>>(self, _: V) -> Result<V::Value, End> {
-        Err(End)
-    }
-
-    fn deserialize_ignored_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, End> {
-        Err(End)
-    }
+    serde::forward_to_deserialize_any! { identifier ignored_any }
 }
 
 #[cfg(test)]
