@@ -103,7 +103,7 @@ impl Stream {
             dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
             dstDevice: to,
             dstPitch: rows.width,
-            ..of_host(rows)
+            ..of_host(rows.width, rows.count)
         };
         // SAFETY: the caller's promise.
         unsafe { self.copy_rows(&copy) }
@@ -177,7 +177,7 @@ impl Stream {
             srcPitch: rows.width,
             dstHost: to.cast::<c_void>(),
             dstPitch: rows.host_pitch,
-            ..of_host(rows)
+            ..of_host(rows.width, rows.count)
         };
         // SAFETY: the caller's promise.
         unsafe { self.copy_rows(&copy) }
@@ -229,11 +229,7 @@ impl Stream {
             dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
             dstDevice: rows.to,
             dstPitch: rows.to_pitch,
-            ..of_host(Rows {
-                count: rows.count,
-                width: rows.width,
-                host_pitch: 0,
-            })
+            ..of_host(rows.width, rows.count)
         };
         // SAFETY: the caller's promise.
         unsafe { self.copy_rows(&copy) }
@@ -254,7 +250,7 @@ impl Stream {
 }
 
 /// A copy of these rows from nowhere to nowhere.
-fn of_host(rows: Rows) -> CUDA_MEMCPY2D {
+fn of_host(width: usize, count: usize) -> CUDA_MEMCPY2D {
     CUDA_MEMCPY2D {
         srcXInBytes: 0,
         srcY: 0,
@@ -270,8 +266,8 @@ fn of_host(rows: Rows) -> CUDA_MEMCPY2D {
         dstDevice: 0,
         dstArray: ptr::null_mut(),
         dstPitch: 0,
-        WidthInBytes: rows.width,
-        Height: rows.count,
+        WidthInBytes: width,
+        Height: count,
     }
 }
 

@@ -257,11 +257,7 @@ unsafe impl Gpu for Stream {
             dstMemoryType: CU_MEMORYTYPE_DEVICE,
             dstDevice: rows.to,
             dstPitch: rows.to_pitch,
-            ..of_host(Rows {
-                count: rows.count,
-                width: rows.width,
-                host_pitch: 0,
-            })
+            ..of_host(rows.width, rows.count)
         };
         // SAFETY: the caller's duty.
         unsafe { self.copy_rows(copy) }
@@ -291,7 +287,7 @@ unsafe impl Gpu for Stream {
             dstMemoryType: CU_MEMORYTYPE_DEVICE,
             dstDevice: to,
             dstPitch: rows.width,
-            ..of_host(rows)
+            ..of_host(rows.width, rows.count)
         };
         // SAFETY: the caller's duty.
         unsafe { self.copy_rows(copy) }
@@ -304,7 +300,7 @@ unsafe impl Gpu for Stream {
             srcPitch: rows.width,
             dstHost: to.cast(),
             dstPitch: rows.host_pitch,
-            ..of_host(rows)
+            ..of_host(rows.width, rows.count)
         };
         // SAFETY: the caller's duty.
         unsafe { self.copy_rows(copy) }
@@ -312,7 +308,7 @@ unsafe impl Gpu for Stream {
 }
 
 /// A copy of these rows from nowhere to nowhere.
-fn of_host(rows: Rows) -> sys::CUDA_MEMCPY2D {
+fn of_host(width: usize, count: usize) -> sys::CUDA_MEMCPY2D {
     sys::CUDA_MEMCPY2D {
         srcXInBytes: 0,
         srcY: 0,
@@ -328,8 +324,8 @@ fn of_host(rows: Rows) -> sys::CUDA_MEMCPY2D {
         dstDevice: 0,
         dstArray: ptr::null_mut(),
         dstPitch: 0,
-        WidthInBytes: rows.width,
-        Height: rows.count,
+        WidthInBytes: width,
+        Height: count,
     }
 }
 
