@@ -136,12 +136,7 @@ impl Drop for Allocation {
             // SAFETY: likewise, by `PinnedBuffer`.
             Kind::PageLocked => unsafe { call!(cuMemFreeHost(address as Handle)) },
         };
-        DeferredFree {
-            device: self.device.clone(),
-            free: Box::new(free),
-            behind,
-        }
-        .submit();
+        DeferredFree::submit(&self.device, behind, free);
     }
 }
 

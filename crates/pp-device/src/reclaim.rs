@@ -83,15 +83,18 @@ pub(crate) struct Work {
 
 /// Memory without an owner, to be freed once no work uses it.
 pub(crate) struct DeferredFree {
-    pub(crate) device: Device,
-    /// Frees it, with the device bound.
-    pub(crate) free: Box<dyn FnOnce() -> Result<(), CudaError> + Send>,
-    pub(crate) behind: Work,
+    device: Device,
+    behind: Work,
+    free: Box<dyn FnOnce() -> Result<(), CudaError> + Send>,
 }
 
 impl DeferredFree {
-    /// Hands the memory over; leaks it when there is no thread that frees.
-    pub(crate) fn submit(self) {
+    /// Hands over what `free` frees, with the device bound; leaks it when there is no thread that frees.
+    pub(crate) fn submit(
+        device: &Device,
+        behind: Work,
+        free: impl FnOnce() -> Result<(), CudaError> + Send + 'static,
+    ) {
         let reclaimer = RECLAIMER.get_or_init(|| {
             let (sender, submitted) = channel();
             // SAFETY: the handler takes and returns nothing, and does not unwind.
@@ -103,8 +106,13 @@ impl DeferredFree {
                 .map(|_| sender)
         });
         if let Some(reclaimer) = reclaimer {
+            let (device, free) = (device.clone(), Box::new(free));
             // The thread never ends while a sender exists.
-            let _ = reclaimer.send(self);
+            let _ = reclaimer.send(DeferredFree {
+                device,
+                behind,
+                free,
+            });
         }
     }
 

@@ -285,12 +285,8 @@ impl Drop for SharedMemory {
                 call!(cuMemAddressFree(address, len))
             }
         };
-        DeferredFree {
-            device: self.device.clone(),
-            free: Box::new(free),
-            behind: std::mem::take(behind.unwrap_or_else(PoisonError::into_inner)),
-        }
-        .submit();
+        let behind = std::mem::take(behind.unwrap_or_else(PoisonError::into_inner));
+        DeferredFree::submit(&self.device, behind, free);
     }
 }
 
@@ -414,14 +410,10 @@ impl<M: Send + 'static> Drop for Registered<M> {
             }
             done
         };
-        DeferredFree {
-            device: self.device.clone(),
-            free: Box::new(free),
-            behind: Work {
-                streams: std::mem::take(&mut self.streams),
-                ..Work::default()
-            },
-        }
-        .submit();
+        let behind = Work {
+            streams: std::mem::take(&mut self.streams),
+            ..Work::default()
+        };
+        DeferredFree::submit(&self.device, behind, free);
     }
 }
