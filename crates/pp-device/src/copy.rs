@@ -249,7 +249,7 @@ impl Stream {
     }
 }
 
-/// A copy of these rows from nowhere to nowhere.
+/// A copy of so many rows of this width, from nowhere to nowhere.
 fn of_host(width: usize, count: usize) -> CUDA_MEMCPY2D {
     CUDA_MEMCPY2D {
         srcXInBytes: 0,

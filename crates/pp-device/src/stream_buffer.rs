@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::driver::{Address, Handle, call};
+use crate::driver::{Handle, call};
 use crate::error::CudaError;
 use crate::memory::DevicePtr;
 use crate::stream::Stream;
@@ -18,8 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// touch is never given away.
 #[derive(Debug)]
 pub struct StreamBuffer {
-    address: Address,
-    len: usize,
+    memory: DevicePtr,
     stream: Stream,
 }
 
@@ -35,8 +34,7 @@ impl StreamBuffer {
         // SAFETY: writes one address to a local; a live stream, whose context is current.
         unsafe { call!(cuMemAllocAsync(&raw mut address, len, stream.handle())) }?;
         Ok(Self {
-            address,
-            len,
+            memory: DevicePtr { address, len },
             stream: stream.clone(),
         })
     }
@@ -44,23 +42,20 @@ impl StreamBuffer {
     /// Where it is.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
-        DevicePtr {
-            address: self.address,
-            len: self.len,
-        }
+        self.memory
     }
 
     /// Where it is, as a `CUdeviceptr`.
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.address
+        self.memory.address
     }
 
     /// Bytes in it, at least one.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
-        self.len
+        self.memory.len
     }
 
     /// Fills it with this block again and again, and waits for that, at most 20 s.
@@ -68,15 +63,15 @@ impl StreamBuffer {
     /// # Errors
     /// The driver refuses, or the stream is not done in time.
     pub fn fill_with(&self, block: Vec<u8>) -> Result<(), CudaError> {
-        let sent = (0..self.len)
+        let sent = (0..self.len())
             .step_by(block.len().max(1))
             .try_for_each(|start| {
-                let bytes = block.len().min(self.len - start);
+                let bytes = block.len().min(self.len() - start);
                 // SAFETY: the range lies within the memory, which only this stream uses; the block
                 // lives until the wait is over, or is leaked.
                 unsafe {
                     self.stream
-                        .upload_from(block.as_ptr(), bytes, self.address + start as u64)
+                        .upload_from(block.as_ptr(), bytes, self.address() + start as u64)
                 }
             });
         self.settle(sent, PATIENCE, block).map(drop)
@@ -87,7 +82,7 @@ impl StreamBuffer {
     /// # Errors
     /// The driver refuses, or the stream is not done in time.
     pub fn read(&self, limit: Duration) -> Result<Vec<u8>, CudaError> {
-        let mut bytes = vec![0; self.len];
+        let mut bytes = vec![0; self.len()];
         // SAFETY: both ranges are as long, and the memory is this stream's alone; the bytes live
         // until the wait is over, or are leaked.
         let sent = unsafe { self.stream.download_to(bytes.as_mut_ptr(), self.ptr()) };
@@ -115,7 +110,7 @@ impl Drop for StreamBuffer {
     fn drop(&mut self) {
         let stream: Handle = self.stream.handle();
         // SAFETY: allocated once, freed once, behind all that the stream still does with it.
-        let freed = unsafe { call!(cuMemFreeAsync(self.address, stream)) };
+        let freed = unsafe { call!(cuMemFreeAsync(self.address(), stream)) };
         if let Err(error) = freed {
             tracing::debug!(%error, "memory of a stream was not freed");
         }

@@ -184,8 +184,7 @@ fn location(device: &Device) -> CUmemLocation {
 #[derive(Debug)]
 pub struct SharedMemory {
     device: Device,
-    address: Address,
-    len: usize,
+    memory: DevicePtr,
     behind: Mutex<Work>,
 }
 
@@ -244,8 +243,7 @@ impl SharedMemory {
         }
         let memory = Self {
             device: device.clone(),
-            address,
-            len,
+            memory: DevicePtr { address, len },
             behind: Mutex::default(),
         };
         let access = CUmemAccessDesc {
@@ -260,10 +258,7 @@ impl SharedMemory {
     /// Where it is, for this process.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
-        DevicePtr {
-            address: self.address,
-            len: self.len,
-        }
+        self.memory
     }
 
     /// It stays mapped until these events are done and all that these streams have at its end is.
@@ -276,7 +271,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        let (address, len) = (self.address, self.len);
+        let DevicePtr { address, len } = self.memory;
         let behind = self.behind.get_mut();
         let free = move || {
             // SAFETY: mapped by `map`, whose only owner gave it up here, once, and no work uses it.
