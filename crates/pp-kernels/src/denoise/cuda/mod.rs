@@ -31,7 +31,7 @@ use crate::group::Collectives;
 use crate::payload::{Payload, PayloadMut};
 use crate::stage::{Description, StageInfo, StageKind};
 use front::Front;
-use kernels::{DenoiseKernels, Functions};
+use kernels::{DenoiseKernels, Functions, Tokens};
 use phase_b::PhaseB;
 use sizes::Sizes;
 
@@ -245,7 +245,9 @@ impl PtxSession<Stream> {
         // SAFETY: the caller's duty.
         unsafe {
             match kernel {
-                Single::Unfold => phase_b.unfold_into_ring(tokens, phase_b.place.slot, frames),
+                Single::Unfold => {
+                    phase_b.unfold(Tokens::OfFrames(tokens), phase_b.place.slot, frames)
+                }
                 Single::AttendFirst => phase_b.attend(plan, true, false, strength, tokens, frames),
                 _ => phase_b.attend(plan, false, true, strength, tokens, frames),
             }

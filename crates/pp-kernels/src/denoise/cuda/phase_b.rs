@@ -229,18 +229,18 @@ impl<G: Gpu> PhaseB<G> {
             }
             if let Some(tokens) = context_tokens {
                 let first = (self.place.slot + slots - context) % slots;
-                self.unfold_into_ring(tokens, first, context)?;
+                self.unfold(Tokens::OfFrames(tokens), first, context)?;
                 self.place = self.place.rebuilt(start, context);
             }
             if steps == 0 {
                 self.pass_through(latents_in, out, frames)?;
             } else {
-                self.unfold_into_ring(latents_in, self.place.slot, frames)?;
+                self.unfold(Tokens::OfFrames(latents_in), self.place.slot, frames)?;
                 let own = G::address(&self.tokens);
                 let (mut left, mut list) = (guide, list);
                 for step in share.first..share.end {
                     if let Some(guide) = left {
-                        self.unfold_guides(guide, frames)?;
+                        self.unfold(Tokens::OfGuides(guide), 0, frames)?;
                     }
                     let is_last = step + 1 == steps;
                     let to = if step + 1 == share.end { out } else { own };
@@ -283,45 +283,28 @@ impl<G: Gpu> PhaseB<G> {
         // SAFETY: the caller's duty; the last tokens are among those of the chunk.
         unsafe {
             self.denoiser.gpu.copy(tokens, out, bytes)?;
-            self.unfold_into_ring(last, slot, kept)
+            self.unfold(Tokens::OfFrames(last), slot, kept)
         }
     }
 
-    /// # Safety
-    /// `tokens` is memory of the context for so many frames.
-    pub(super) unsafe fn unfold_into_ring(
-        &self,
-        tokens: u64,
-        slot: u32,
-        frames: u32,
-    ) -> Result<(), Failure> {
-        let place = [slot as i32, self.slots() as i32];
-        // SAFETY: the caller's duty; the ring has so many slots, and no chunk more frames than fit beside the context.
-        unsafe {
-            self.denoiser.unfold(
-                Tokens::OfFrames(tokens),
-                G::address(&self.ring),
-                place,
-                frames,
-            )
-        }
-    }
-
-    /// Unfolds what the pass before has left.
+    /// Unfolds tokens of frames into the ring, or guides that the pass before has left, from this slot on.
     ///
     /// # Safety
-    /// `tokens` is memory of the context for so many frames.
-    unsafe fn unfold_guides(&self, tokens: u64, frames: u32) -> Result<(), Failure> {
-        let place = [0, self.config.max_frames as i32];
-        // SAFETY: the caller's duty; the guides are this session's, for `max_frames` frames, which no chunk exceeds.
-        unsafe {
-            self.denoiser.unfold(
-                Tokens::OfGuides(tokens),
-                G::address(&self.guides),
-                place,
-                frames,
-            )
-        }
+    /// The tokens are memory of the context for so many frames.
+    pub(super) unsafe fn unfold(
+        &self,
+        tokens: Tokens,
+        first: u32,
+        frames: u32,
+    ) -> Result<(), Failure> {
+        let (memory, slots) = match tokens {
+            Tokens::OfFrames(_) => (&self.ring, self.slots()),
+            Tokens::OfGuides(_) => (&self.guides, self.config.max_frames),
+        };
+        let (memory, place) = (G::address(memory), [first as i32, slots as i32]);
+        // SAFETY: the caller's duty. Both memories are this session's. The ring has so many slots, and no chunk more frames
+        // than fit beside the context; the guides are for `max_frames` frames, which no chunk exceeds.
+        unsafe { self.denoiser.unfold(tokens, memory, place, frames) }
     }
 
     /// # Safety
