@@ -118,19 +118,50 @@ pub enum HeaderError {
     },
 }
 
+/// What the sender adds to a message when it commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    /// The chunk the message is about.
+    pub chunk_index: ChunkIndex,
+    /// The epoch it belongs to.
+    pub cache_epoch: CacheEpoch,
+    /// The number of the call.
+    pub call_id: CallId,
+    /// The attempt that it belongs to.
+    pub attempt: u16,
+    /// The lap of its ring in which the receiving stage works on it, from 0; 0 for a stage outside of a ring.
+    pub lap: u16,
+}
+
+impl Stamp {
+    /// The stamp of the first attempt, for a stage outside of a ring or its first lap.
+    #[must_use]
+    pub const fn new(chunk_index: ChunkIndex, cache_epoch: CacheEpoch, call_id: CallId) -> Self {
+        Self {
+            chunk_index,
+            cache_epoch,
+            call_id,
+            attempt: 0,
+            lap: 0,
+        }
+    }
+
+    /// The stamp of a message that goes on with this one, in the same lap.
+    #[must_use]
+    pub const fn of(header: &Header) -> Self {
+        header.stamp
+    }
+}
+
 /// The fixed part of a frame: what the message is, which chunk it is about, how much follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     pub(crate) action: Action,
-    pub(crate) call_id: CallId,
-    pub(crate) chunk_index: ChunkIndex,
-    pub(crate) cache_epoch: CacheEpoch,
+    pub(crate) stamp: Stamp,
     pub(crate) edge_seq: Option<EdgeSeq>,
     pub(crate) payload_bytes: u64,
     pub(crate) body_len: u32,
     pub(crate) body_crc32: u32,
-    pub(crate) attempt: u16,
-    pub(crate) lap: u16,
 }
 
 impl Header {
@@ -160,15 +191,17 @@ impl Header {
         let edge_seq = u64::from_le_bytes(array(bytes, 32));
         let header = Self {
             action: Action::try_from(bytes[6])?,
-            call_id: CallId::new(u64::from_le_bytes(array(bytes, 8))),
-            chunk_index: ChunkIndex::new(u64::from_le_bytes(array(bytes, 16))),
-            cache_epoch: CacheEpoch::new(u64::from_le_bytes(array(bytes, 24))),
+            stamp: Stamp {
+                call_id: CallId::new(u64::from_le_bytes(array(bytes, 8))),
+                chunk_index: ChunkIndex::new(u64::from_le_bytes(array(bytes, 16))),
+                cache_epoch: CacheEpoch::new(u64::from_le_bytes(array(bytes, 24))),
+                attempt: u16::from_le_bytes(array(bytes, 56)),
+                lap: u16::from_le_bytes(array(bytes, 58)),
+            },
             edge_seq: EdgeSeq::new(edge_seq).ok(),
             payload_bytes,
             body_len: u32::from_le_bytes(array(bytes, 48)),
             body_crc32: u32::from_le_bytes(array(bytes, 52)),
-            attempt: u16::from_le_bytes(array(bytes, 56)),
-            lap: u16::from_le_bytes(array(bytes, 58)),
         };
         header.check(edge_seq)?;
         Ok(header)
@@ -205,15 +238,15 @@ impl Header {
         bytes[0..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&WIRE_VERSION.to_le_bytes());
         bytes[6] = self.action.code();
-        bytes[8..16].copy_from_slice(&self.call_id.get().to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.chunk_index.get().to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.cache_epoch.get().to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.stamp.call_id.get().to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.stamp.chunk_index.get().to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.stamp.cache_epoch.get().to_le_bytes());
         bytes[32..40].copy_from_slice(&edge_seq.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.payload_bytes.to_le_bytes());
         bytes[48..52].copy_from_slice(&self.body_len.to_le_bytes());
         bytes[52..56].copy_from_slice(&self.body_crc32.to_le_bytes());
-        bytes[56..58].copy_from_slice(&self.attempt.to_le_bytes());
-        bytes[58..60].copy_from_slice(&self.lap.to_le_bytes());
+        bytes[56..58].copy_from_slice(&self.stamp.attempt.to_le_bytes());
+        bytes[58..60].copy_from_slice(&self.stamp.lap.to_le_bytes());
         let crc = crc32fast::hash(&bytes[..60]);
         bytes[60..64].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -228,19 +261,19 @@ impl Header {
     /// Number of the call: the source numbers them, and every stage hands the number on.
     #[must_use]
     pub const fn call_id(&self) -> CallId {
-        self.call_id
+        self.stamp.call_id
     }
 
     /// The chunk it is about.
     #[must_use]
     pub const fn chunk_index(&self) -> ChunkIndex {
-        self.chunk_index
+        self.stamp.chunk_index
     }
 
     /// The epoch it belongs to.
     #[must_use]
     pub const fn cache_epoch(&self) -> CacheEpoch {
-        self.cache_epoch
+        self.stamp.cache_epoch
     }
 
     /// Number of its payload on the edge; `None` when it has no payload.
@@ -253,13 +286,13 @@ impl Header {
     /// attempt is received and dropped.
     #[must_use]
     pub const fn attempt(&self) -> u16 {
-        self.attempt
+        self.stamp.attempt
     }
 
     /// The lap of its ring in which the receiving stage works on the chunk, from 0; 0 for a stage outside of a ring.
     #[must_use]
     pub const fn lap(&self) -> u16 {
-        self.lap
+        self.stamp.lap
     }
 
     /// Size of its payload; 0 means that there is none and nothing is transferred.
@@ -280,7 +313,11 @@ impl fmt::Display for Header {
         write!(
             f,
             "{} call_id={} chunk_index={} cache_epoch={} payload_bytes={}",
-            self.action, self.call_id, self.chunk_index, self.cache_epoch, self.payload_bytes
+            self.action,
+            self.call_id(),
+            self.chunk_index(),
+            self.cache_epoch(),
+            self.payload_bytes
         )
     }
 }

@@ -54,7 +54,8 @@ pub use handshake::{
     MAX_HELLO_BYTES, MAX_SETTINGS, Mismatch, Settings, check_devices, compare,
 };
 pub use header::{
-    Action, HEADER_BYTES, Header, HeaderError, MAGIC, MAX_BODY_BYTES, MAX_FRAME_BYTES, WIRE_VERSION,
+    Action, HEADER_BYTES, Header, HeaderError, MAGIC, MAX_BODY_BYTES, MAX_FRAME_BYTES, Stamp,
+    WIRE_VERSION,
 };
 pub use ids::{CacheEpoch, CallId, ChunkIndex, EdgeSeq, Generation, IdError, Rank, WorldSize};
 pub use lockstep::{Lockstep, LockstepError, Matched};
@@ -67,6 +68,6 @@ pub use pipeline::{Pipeline, PipelineError, StageSpec};
 pub use plan::fields::plan_digest;
 pub use plan::video::{VideoPlan, VideoPlanParts, pass_range};
 pub use plan::{Plan, PlanError};
-pub use prepare::{Bare, Committed, Composer, PrepareError, Prepared, Sequencer, Stamp};
+pub use prepare::{Bare, Committed, Composer, PrepareError, Prepared, Sequencer};
 pub use seal::{SEAL_TENSOR, Seal};
 pub use trail::{StageReport, Trail, TrailError};

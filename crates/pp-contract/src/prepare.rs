@@ -10,8 +10,8 @@
 //! allocates nothing once the buffer has grown to the size of the largest message.
 
 use crate::codec;
-use crate::header::{Action, HEADER_BYTES, Header, MAX_BODY_BYTES};
-use crate::ids::{CacheEpoch, CallId, ChunkIndex, EdgeSeq};
+use crate::header::{Action, HEADER_BYTES, Header, MAX_BODY_BYTES, Stamp};
+use crate::ids::EdgeSeq;
 use crate::message::Message;
 use crate::plan::Plan;
 
@@ -169,15 +169,11 @@ impl<'a> Prepared<'a> {
         let (place, body) = self.frame.split_at_mut(HEADER_BYTES);
         let header = Header {
             action: self.action,
-            call_id: stamp.call_id,
-            chunk_index: stamp.chunk_index,
-            cache_epoch: stamp.cache_epoch,
+            stamp,
             edge_seq: (self.payload_bytes > 0).then(|| sequencer.edge()),
             payload_bytes: self.payload_bytes,
             body_len: body.len() as u32,
             body_crc32: crc32fast::hash(body),
-            attempt: stamp.attempt,
-            lap: stamp.lap,
         };
         place.copy_from_slice(&header.encode());
         Committed {
@@ -214,47 +210,6 @@ impl<'a> Committed<'a> {
     #[must_use]
     pub const fn frame(&self) -> &'a [u8] {
         self.frame
-    }
-}
-
-/// What the sender adds to a message when it commits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stamp {
-    /// The chunk the message is about.
-    pub chunk_index: ChunkIndex,
-    /// The epoch it belongs to.
-    pub cache_epoch: CacheEpoch,
-    /// The number of the call.
-    pub call_id: CallId,
-    /// The attempt that it belongs to.
-    pub attempt: u16,
-    /// The lap of its ring in which the receiving stage works on it, from 0; 0 for a stage outside of a ring.
-    pub lap: u16,
-}
-
-impl Stamp {
-    /// The stamp of the first attempt, for a stage outside of a ring or its first lap.
-    #[must_use]
-    pub const fn new(chunk_index: ChunkIndex, cache_epoch: CacheEpoch, call_id: CallId) -> Self {
-        Self {
-            chunk_index,
-            cache_epoch,
-            call_id,
-            attempt: 0,
-            lap: 0,
-        }
-    }
-
-    /// The stamp of a message that goes on with this one, in the same lap.
-    #[must_use]
-    pub const fn of(header: &Header) -> Self {
-        Self {
-            chunk_index: header.chunk_index(),
-            cache_epoch: header.cache_epoch(),
-            call_id: header.call_id(),
-            attempt: header.attempt(),
-            lap: header.lap(),
-        }
     }
 }
 
