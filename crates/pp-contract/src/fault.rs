@@ -47,8 +47,9 @@ impl FaultKind {
     }
 }
 
-/// Why a job ended, and which rank it blames.
+/// Why a job ended, and which rank it blames. It shows as one line: control characters in the texts show as spaces.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{kind}: rank {rank}: {operation}: {detail}")]
 pub struct Fault {
     /// What kind of thing it was.
     pub kind: FaultKind,
@@ -90,19 +91,6 @@ impl Fault {
 
     /// Most bytes of an encoded fault: kind, rank, and two texts with their lengths.
     pub const MAX_BYTES: usize = 1 + 5 + (1 + 64) + (2 + 512);
-}
-
-/// One line: control characters in the texts show as spaces.
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            kind,
-            rank,
-            operation,
-            detail,
-        } = self;
-        write!(f, "{kind}: rank {rank}: {operation}: {detail}")
-    }
 }
 
 /// An error and the chain of its causes, on one line.
