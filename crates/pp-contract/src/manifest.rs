@@ -171,7 +171,7 @@ impl fmt::Display for TensorSpec {
 ///
 /// Each begins at a multiple of [`TENSOR_ALIGN_BYTES`]; the bytes between them mean nothing.
 /// Cloning shares the list: a manifest that stays the same from chunk to chunk costs nothing.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Manifest {
     tensors: Arc<[(u64, TensorSpec)]>,
     /// How many of them are meant: one less than there are, where only the seal is left out.
@@ -219,11 +219,7 @@ impl Manifest {
     /// The manifest of no tensors.
     #[must_use]
     pub fn empty() -> Self {
-        Self {
-            tensors: Arc::default(),
-            len: 0,
-            payload_bytes: 0,
-        }
+        Self::default()
     }
 
     /// The first `count` of these tensors, or all if there are not so many.
@@ -292,12 +288,6 @@ impl PartialEq for Manifest {
 }
 
 impl Eq for Manifest {}
-
-impl Default for Manifest {
-    fn default() -> Self {
-        Self::empty()
-    }
-}
 
 impl fmt::Debug for Manifest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
