@@ -101,7 +101,14 @@ impl Device {
         if let Some(device) = opened.iter().find(|d| d.about().ordinal == ordinal) {
             return Ok(device.clone());
         }
-        let device = Self::retain(number, ordinal)?;
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: each writes to a local. The context is never released, so it is good for as long
+        // as the process.
+        unsafe {
+            call!(cuDeviceGet(&raw mut device, number))?;
+            call!(cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+        }
+        let device = Self::with_context(device, ordinal, context as usize)?;
         opened.push(device.clone());
         Ok(device)
     }
@@ -125,17 +132,6 @@ impl Device {
         // SAFETY: writes one number to a local; a context is current.
         unsafe { call!(cuCtxGetDevice(&raw mut device)) }?;
         Self::with_context(device, device.unsigned_abs(), context as usize)
-    }
-
-    fn retain(number: c_int, ordinal: u32) -> Result<Self, CudaError> {
-        let (mut device, mut context) = (0, std::ptr::null_mut());
-        // SAFETY: each writes to a local. The context is never released, so it is good for as long
-        // as the process.
-        unsafe {
-            call!(cuDeviceGet(&raw mut device, number))?;
-            call!(cuDevicePrimaryCtxRetain(&raw mut context, device))?;
-        }
-        Self::with_context(device, ordinal, context as usize)
     }
 
     fn with_context(device: c_int, ordinal: u32, context: usize) -> Result<Self, CudaError> {
