@@ -223,14 +223,13 @@ impl RawSession {
                 .ok_or_else(|| format!("{count} {which} tensors, at most {}", abi::MAX_TENSORS))?;
             convert::manifest(written).map_err(|failure| failure.message)
         };
-        let lists = read(&inputs, args.input_count, "input", StageKind::Source).and_then(|i| {
-            let outputs = read(&outputs, args.output_count, "output", StageKind::Sink)?;
-            Ok((i, outputs))
-        });
-        match lists {
-            Ok((inputs, outputs)) => Ok(Layout { inputs, outputs }),
-            Err(reason) => Err(self.caller.bad_answer(OP, reason)),
-        }
+        let bad_answer = |reason| self.caller.bad_answer(OP, reason);
+        let inputs = read(&inputs, args.input_count, "input", StageKind::Source);
+        let outputs = read(&outputs, args.output_count, "output", StageKind::Sink);
+        Ok(Layout {
+            inputs: inputs.map_err(bad_answer)?,
+            outputs: outputs.map_err(bad_answer)?,
+        })
     }
 
     /// A source: frames to tensors.
