@@ -232,9 +232,7 @@ impl Session for Stream {
             .iter_mut()
             .zip(latents.chunks_exact(2 * self.samples))
         {
-            let mut samples = tokens
-                .chunks_exact(2)
-                .map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32());
+            let mut samples = floats(tokens).into_iter();
             for index in 0..self.config.chroma.planes() {
                 let plane = frame.plane_mut(index);
                 for y in 0..plane.height() {
