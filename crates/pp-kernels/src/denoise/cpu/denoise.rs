@@ -116,24 +116,29 @@ impl Denoiser {
         }
     }
 
-    /// Forgets the frames of earlier chunks.
-    pub(super) fn clear_context(&mut self) {
-        self.context = 0;
-    }
-
-    /// Whether the conditioning has been read since the session began.
-    pub(super) fn is_conditioned(&self) -> bool {
-        !self.sigma.is_empty()
-    }
-
-    /// Keeps the noise of each plane.
-    pub(super) fn condition(&mut self, sigma: impl Iterator<Item = f32>) {
-        self.sigma.clear();
-        self.sigma.extend(sigma);
+    /// Follows what a plan says of the frames of earlier chunks and of the noise of each plane. The context is that of a
+    /// recompute.
+    pub(super) fn begin(
+        &mut self,
+        plan: &VideoPlanParts,
+        sigma: impl Iterator<Item = f32>,
+        context: Option<&[u8]>,
+    ) {
+        if plan.init_cache || plan.reset_kv_cache {
+            self.context = 0;
+        }
+        // A session that has just begun has read no noise.
+        if plan.init_cache || plan.reset_crossattn_cache || self.sigma.is_empty() {
+            self.sigma.clear();
+            self.sigma.extend(sigma);
+        }
+        if let Some(tokens) = context {
+            self.rebuild_context(tokens, plan.current_start_frame);
+        }
     }
 
     /// Rebuilds the context from the tokens of the frames in front of `start`.
-    pub(super) fn rebuild_context(&mut self, tokens: &[u8], start: u64) {
+    fn rebuild_context(&mut self, tokens: &[u8], start: u64) {
         let frames = tokens.len() / self.geometry.frame_bytes();
         self.context = frames;
         for index in 0..frames {

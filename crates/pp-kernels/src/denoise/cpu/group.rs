@@ -14,14 +14,10 @@ use crate::payload::{Payload, PayloadMut};
 /// The other members, and how the rows are cut.
 pub(super) struct CpuTeam<'a> {
     pub(super) cut: &'a RowShares,
-    group: &'a mut dyn Collectives,
+    pub(super) group: &'a mut dyn Collectives,
 }
 
-impl<'a> CpuTeam<'a> {
-    pub(super) fn new(cut: &'a RowShares, group: &'a mut dyn Collectives) -> Self {
-        CpuTeam { cut, group }
-    }
-
+impl CpuTeam<'_> {
     pub(super) fn send(&mut self, bytes: &[u8], to: usize) -> Result<(), Failure> {
         let (from, count) = (bytes.as_ptr(), bytes.len() as u64);
         // SAFETY: the session works on host memory, and the slice is borrowed across the call.

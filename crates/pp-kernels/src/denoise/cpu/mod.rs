@@ -311,18 +311,10 @@ impl CpuSession {
         };
 
         let denoiser = &mut self.denoisers[lap as usize];
-        if plan.init_cache || plan.reset_kv_cache {
-            denoiser.clear_context();
-        }
-        if plan.init_cache || plan.reset_crossattn_cache || !denoiser.is_conditioned() {
-            denoiser.condition(sigma());
-        }
-        if let Some(tokens) = context {
-            denoiser.rebuild_context(tokens, plan.current_start_frame);
-        }
+        denoiser.begin(plan, sigma(), context);
         let strengths = &self.strengths[share.first as usize..share.end as usize];
         let team = match (&self.cut, group) {
-            (Some(cut), Some(group)) => Some(CpuTeam::new(cut, group)),
+            (Some(cut), Some(group)) => Some(CpuTeam { cut, group }),
             _ => None,
         };
         denoiser.run(plan, strengths, latents_in, guide, output, team)?;
