@@ -307,7 +307,7 @@ unsafe impl Gpu for Stream {
     }
 }
 
-/// A copy of these rows from nowhere to nowhere.
+/// A copy of so many rows of this width, from nowhere to nowhere.
 fn of_host(width: usize, count: usize) -> sys::CUDA_MEMCPY2D {
     sys::CUDA_MEMCPY2D {
         srcXInBytes: 0,
