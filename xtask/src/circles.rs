@@ -10,7 +10,7 @@
 mod found;
 mod syntax;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -20,7 +20,7 @@ use syn::visit::{self, Visit};
 use syn::{Item, Meta, UseTree, Visibility};
 
 use self::found::{Named, Uses, in_words, pairs, shortest_circle};
-use self::syntax::{fields_of_self, path_of_type, without_tests};
+use self::syntax::{fields_of_self, names_of, path_of_type, without_tests};
 use crate::process::root;
 
 /// Imports of imports are followed so far; `use name::name` of a foreign crate never ends.
@@ -73,11 +73,10 @@ struct Module {
     folder: String,
     parent: Option<usize>,
     children: BTreeMap<String, usize>,
-    items: BTreeSet<String>,
+    /// By item: the types of its fields; of a type alias, the type that it stands for, under no name.
+    items: BTreeMap<String, BTreeMap<String, Vec<String>>>,
     imports: Vec<Import>,
     paths: Vec<Named>,
-    /// By type: the types of its fields; of a type alias, the type that it stands for, under no name.
-    fields: BTreeMap<String, BTreeMap<String, Vec<String>>>,
     /// Methods that the `impl`s here define, behind the path of their type.
     methods: Vec<Vec<String>>,
     /// Methods that are called on `self`: the path of its type, and the fields on the way to the method, which is last.
@@ -121,7 +120,18 @@ impl<'a> Tree<'a> {
             .map_err(|error| anyhow!("{error}"))
             .and_then(|tokens| Ok(syn::parse2::<syn::File>(without_tests(tokens))?))
             .with_context(|| format!("cannot parse {file}"))?;
-        let module = self.add(Module {
+        self.read_items(file, folder, parent, &parsed.items)
+    }
+
+    fn read_items(
+        &mut self,
+        file: String,
+        folder: String,
+        parent: Option<usize>,
+        items: &[Item],
+    ) -> Result<usize> {
+        let module = self.modules.len();
+        self.modules.push(Module {
             file,
             folder,
             parent,
@@ -133,13 +143,8 @@ impl<'a> Tree<'a> {
             this: Vec::new(),
             result: Ok(()),
         };
-        reader.visit_file(&parsed);
+        items.iter().for_each(|item| reader.visit_item(item));
         reader.result.map(|()| module)
-    }
-
-    fn add(&mut self, module: Module) -> usize {
-        self.modules.push(module);
-        self.modules.len() - 1
     }
 
     /// Reads the module that `mod name;` or `mod name { }` declares.
@@ -147,23 +152,8 @@ impl<'a> Tree<'a> {
         let name = item.ident.to_string();
         let folder = format!("{}/{name}", self.modules[parent].folder);
         let child = if let Some((_, items)) = &item.content {
-            let child = self.add(Module {
-                file: self.modules[parent].file.clone(),
-                folder,
-                parent: Some(parent),
-                ..Module::default()
-            });
-            let mut reader = Reader {
-                tree: self,
-                module: child,
-                this: Vec::new(),
-                result: Ok(()),
-            };
-            for item in items {
-                reader.visit_item(item);
-            }
-            reader.result?;
-            child
+            let file = self.modules[parent].file.clone();
+            self.read_items(file, folder, Some(parent), items)?
         } else {
             let elsewhere = path_of(&item.attrs, parent_of(&self.modules[parent].file));
             let files = [format!("{folder}.rs"), format!("{folder}/mod.rs")];
@@ -212,7 +202,7 @@ impl<'a> Tree<'a> {
         if !is_last && child.is_some() {
             return child;
         }
-        if scope.items.contains(name) {
+        if scope.items.contains_key(name) {
             return Some(Meaning::Item(module));
         }
         let named = |import: &&Import| import.alias.as_deref() == Some(name);
@@ -235,7 +225,7 @@ impl<'a> Tree<'a> {
             return None;
         };
         let name = path.last()?;
-        match self.modules[other].fields.get(name)?.get("") {
+        match self.modules[other].items.get(name)?.get("") {
             Some(alias) => self.type_of(other, alias, depth),
             None => Some((other, name.clone())),
         }
@@ -260,7 +250,7 @@ impl<'a> Tree<'a> {
         let (_, fields) = call.split_last()?;
         let this = self.type_of(module, path, DEEPEST);
         fields.iter().try_fold(this?, |(module, of), field| {
-            let path = self.modules[module].fields.get(&of)?.get(field)?;
+            let path = self.modules[module].items.get(&of)?.get(field)?;
             self.type_of(module, path, DEEPEST)
         })
     }
@@ -269,49 +259,50 @@ impl<'a> Tree<'a> {
         let mut uses = Uses::new();
         let methods = self.methods();
         for (module, scope) in self.modules.iter().enumerate() {
-            for (path, call) in &scope.calls {
-                let method = call.path.last().map_or("", String::as_str);
-                let of = self.receiver(module, path, &call.path);
-                let file = of.and_then(|of| methods.get(&(of, method)));
-                if let Some(file) = file.filter(|file| **file != scope.file) {
-                    let first = uses.entry(scope.file.clone()).or_default();
-                    first.entry((*file).to_owned()).or_insert(call.clone());
+            let called = scope.calls.iter().filter_map(|(path, call)| {
+                let of = self.receiver(module, path, &call.path)?;
+                Some((*methods.get(&(of, call.path.last()?))?, call))
+            });
+            let imported = scope.imports.iter().filter_map(
+                |Import {
+                     named,
+                     alias,
+                     is_public,
+                 }| {
+                    let other = match self.resolve(module, &named.path, DEEPEST)? {
+                        Meaning::Item(other) => other,
+                        Meaning::Module(other) if alias.is_none() => other,
+                        Meaning::Module(_) => return None,
+                    };
+                    let is_counted = !is_public || !self.is_below(other, module);
+                    is_counted.then(|| (&*self.modules[other].file, named))
+                },
+            );
+            let named = scope.paths.iter().filter_map(|named| {
+                match self.resolve(module, &named.path, DEEPEST)? {
+                    Meaning::Item(other) => Some((&*self.modules[other].file, named)),
+                    Meaning::Module(_) => None,
                 }
-            }
-            let mut add = |named: &Named, is_re_export: bool, is_glob: bool| {
-                let other = match self.resolve(module, &named.path, DEEPEST) {
-                    Some(Meaning::Item(other)) => other,
-                    Some(Meaning::Module(other)) if is_glob => other,
-                    _ => return,
-                };
-                let file = &self.modules[other].file;
-                if *file == scope.file || is_re_export && self.is_below(other, module) {
-                    return;
+            });
+            for (file, named) in called.chain(imported).chain(named) {
+                if file == scope.file {
+                    continue;
                 }
                 let first = uses.entry(scope.file.clone()).or_default();
-                let first = first.entry(file.clone()).or_insert_with(|| named.clone());
+                let first = first
+                    .entry(file.to_owned())
+                    .or_insert_with(|| named.clone());
                 if named.line < first.line {
                     *first = named.clone();
                 }
-            };
-            for import in &scope.imports {
-                add(&import.named, import.is_public, import.alias.is_none());
-            }
-            for named in &scope.paths {
-                add(named, false, false);
             }
         }
         uses
     }
 
-    fn is_below(&self, mut module: usize, ancestor: usize) -> bool {
-        while let Some(parent) = self.modules[module].parent {
-            if parent == ancestor {
-                return true;
-            }
-            module = parent;
-        }
-        false
+    fn is_below(&self, module: usize, ancestor: usize) -> bool {
+        let parent_of = |module: &usize| self.modules[*module].parent;
+        std::iter::successors(parent_of(&module), parent_of).any(|module| module == ancestor)
     }
 }
 
@@ -331,40 +322,28 @@ impl Reader<'_, '_> {
 
     fn import(&mut self, tree: &UseTree, path: &[String], is_public: bool) {
         let joined = |name: &syn::Ident| [path, &[name.to_string()]].concat();
-        let (path, name, alias) = match tree {
+        let (path, span, alias) = match tree {
             UseTree::Path(tree) => {
                 return self.import(&tree.tree, &joined(&tree.ident), is_public);
             }
             UseTree::Group(tree) => {
                 return (tree.items.iter()).for_each(|tree| self.import(tree, path, is_public));
             }
+            UseTree::Glob(tree) => (path.to_vec(), tree.star_token.span, None),
             UseTree::Name(tree) if tree.ident == "self" => {
-                (path.to_vec(), &tree.ident, path.last().cloned())
+                (path.to_vec(), tree.ident.span(), path.last().cloned())
             }
-            UseTree::Name(tree) => (
-                joined(&tree.ident),
-                &tree.ident,
-                Some(tree.ident.to_string()),
-            ),
-            UseTree::Rename(tree) => (
-                joined(&tree.ident),
-                &tree.ident,
-                Some(tree.rename.to_string()),
-            ),
-            UseTree::Glob(tree) => {
-                let line = tree.star_token.span.start().line;
-                let named = Named {
-                    path: path.to_vec(),
-                    line,
-                };
-                return self.module().imports.push(Import {
-                    named,
-                    alias: None,
-                    is_public,
-                });
+            UseTree::Name(tree) => {
+                let path = joined(&tree.ident);
+                let alias = path.last().cloned();
+                (path, tree.ident.span(), alias)
+            }
+            UseTree::Rename(tree) => {
+                let alias = Some(tree.rename.to_string());
+                (joined(&tree.ident), tree.ident.span(), alias)
             }
         };
-        let line = name.span().start().line;
+        let line = span.start().line;
         let named = Named { path, line };
         self.module().imports.push(Import {
             named,
@@ -413,38 +392,32 @@ impl Reader<'_, '_> {
 
 impl<'ast> Visit<'ast> for Reader<'_, '_> {
     fn visit_item(&mut self, item: &'ast Item) {
+        let mut fields = BTreeMap::new();
         let name = match item {
             Item::Const(item) => Some(&item.ident),
             Item::Enum(item) => Some(&item.ident),
             Item::Fn(item) => Some(&item.sig.ident),
             Item::Macro(item) => item.ident.as_ref(),
             Item::Static(item) => Some(&item.ident),
-            Item::Struct(item) => Some(&item.ident),
+            Item::Struct(item) => {
+                fields.extend(item.fields.iter().filter_map(|field| {
+                    let name = field.ident.as_ref().map(ToString::to_string);
+                    Some((name?, path_of_type(&field.ty)?))
+                }));
+                Some(&item.ident)
+            }
             Item::Trait(item) => Some(&item.ident),
-            Item::Type(item) => Some(&item.ident),
+            Item::Type(item) => {
+                fields.extend(path_of_type(&item.ty).map(|path| (String::new(), path)));
+                Some(&item.ident)
+            }
             Item::Union(item) => Some(&item.ident),
             _ => None,
         };
         if let Some(name) = name {
-            self.module().items.insert(name.to_string());
-        }
-        let fields = match item {
-            Item::Struct(item) => {
-                let of = |field: &syn::Field| {
-                    let name = field.ident.as_ref().map(ToString::to_string);
-                    Some((name?, path_of_type(&field.ty)?))
-                };
-                Some((&item.ident, item.fields.iter().filter_map(of).collect()))
-            }
-            Item::Enum(item) => Some((&item.ident, BTreeMap::new())),
-            Item::Type(item) => {
-                let of = path_of_type(&item.ty).map(|path| (String::new(), path));
-                Some((&item.ident, of.into_iter().collect()))
-            }
-            _ => None,
-        };
-        if let Some((name, fields)) = fields {
-            self.module().fields.insert(name.to_string(), fields);
+            // A type and a function may have one name.
+            let of_item = self.module().items.entry(name.to_string()).or_default();
+            of_item.extend(fields);
         }
         visit::visit_item(self, item);
     }
@@ -486,11 +459,7 @@ impl<'ast> Visit<'ast> for Reader<'_, '_> {
     fn visit_path(&mut self, path: &'ast syn::Path) {
         if path.leading_colon.is_none() {
             let line = path.segments[0].ident.span().start().line;
-            let path = path
-                .segments
-                .iter()
-                .map(|segment| segment.ident.to_string())
-                .collect();
+            let path = names_of(path);
             self.module().paths.push(Named { path, line });
         }
         visit::visit_path(self, path);

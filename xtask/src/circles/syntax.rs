@@ -81,12 +81,14 @@ fn is_for_tests(condition: &Meta) -> bool {
 pub(super) fn path_of_type(of: &syn::Type) -> Option<Vec<String>> {
     match of {
         syn::Type::Reference(reference) => path_of_type(&reference.elem),
-        syn::Type::Path(path) => {
-            let segments = path.path.segments.iter();
-            Some(segments.map(|segment| segment.ident.to_string()).collect())
-        }
+        syn::Type::Path(path) => Some(names_of(&path.path)),
         _ => None,
     }
+}
+
+pub(super) fn names_of(path: &syn::Path) -> Vec<String> {
+    let segments = path.segments.iter();
+    segments.map(|segment| segment.ident.to_string()).collect()
 }
 
 /// The fields in `self.one.two`; none for `self`.
