@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::clip;
 use crate::process::{
-    build_pp, build_program, built, cargo, command, git, output, root, run as run_command, target,
+    build_pp, build_program, built, cargo, command, git, listed, output, root, run as run_command,
+    target,
 };
 
 /// What still travels easily.
@@ -79,7 +80,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 /// An empty directory with its parts. One that is there is removed only if it is a bundle.
 fn prepare(out: &Path) -> Result<()> {
     if out.exists() {
-        let is_ours = out.join("gpu-check.sh").is_file() || fs::read_dir(out)?.next().is_none();
+        let is_ours = out.join("gpu-check.sh").is_file() || listed(out)?.is_empty();
         ensure!(is_ours, "{} is there and no bundle", out.display());
         fs::remove_dir_all(out)?;
     }
@@ -94,13 +95,11 @@ fn prepare(out: &Path) -> Result<()> {
 
 /// Copies the programs to compare with.
 fn peers(to: &Path) -> Result<()> {
-    for file in fs::read_dir(root().join("xtask/peers"))? {
-        let file = file?;
+    for file in listed(root().join("xtask/peers"))? {
         // Python leaves a directory where a program was imported.
-        if !file.file_type()?.is_file() {
-            continue;
+        if file.is_file() {
+            fs::copy(&file, to.join(file.file_name().unwrap_or_default()))?;
         }
-        fs::copy(file.path(), to.join(file.file_name()))?;
     }
     Ok(())
 }
@@ -121,13 +120,10 @@ fn about() -> Result<Value> {
 /// Bytes of all files below a directory.
 fn size(directory: &Path) -> Result<u64> {
     let mut bytes = 0;
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let metadata = entry.metadata()?;
-        bytes += if metadata.is_dir() {
-            size(&entry.path())?
-        } else {
-            metadata.len()
+    for path in listed(directory)? {
+        bytes += match path.is_dir() {
+            true => size(&path)?,
+            false => path.metadata()?.len(),
         };
     }
     Ok(bytes)

@@ -21,36 +21,25 @@ use syn::{Item, Meta, UseTree, Visibility};
 
 use self::found::{Named, Uses, in_words, pairs, shortest_circle};
 use self::syntax::{fields_of_self, names_of, path_of_type, without_tests};
-use crate::process::root;
+use crate::process::{listed, root};
 
 /// Imports of imports are followed so far; `use name::name` of a foreign crate never ends.
 const DEEPEST: usize = 8;
 
 /// The shortest circle of each crate, in words, and the number of crates.
 pub(crate) fn find() -> Result<(Vec<String>, usize)> {
-    let mut crates = vec!["xtask".to_owned()];
-    for entry in fs::read_dir(root().join("crates"))? {
-        crates.push(format!("crates/{}", entry?.file_name().to_string_lossy()));
-    }
-    crates.sort();
+    let mut crates = listed("crates")?;
+    crates.push("xtask".into());
     let read = |file: &str| fs::read_to_string(root().join(file)).ok();
     let mut found = Vec::new();
     for name in &crates {
         let mut uses = Uses::new();
-        let mut targets = vec![format!("{name}/src/lib.rs"), format!("{name}/src/main.rs")];
-        for entry in fs::read_dir(root().join(name).join("src/bin"))
-            .into_iter()
-            .flatten()
-        {
-            targets.push(format!(
-                "{name}/src/bin/{}",
-                entry?.file_name().to_string_lossy()
-            ));
-        }
+        let mut targets = vec![name.join("src/lib.rs"), name.join("src/main.rs")];
+        targets.extend(listed(name.join("src/bin")).unwrap_or_default());
         targets.retain(|file| root().join(file).is_file());
-        ensure!(!targets.is_empty(), "{name} has no target");
+        ensure!(!targets.is_empty(), "{} has no target", name.display());
         for target in &targets {
-            uses.extend(Tree::read(target, &read)?.uses());
+            uses.extend(Tree::read(&target.to_string_lossy(), &read)?.uses());
         }
         found.extend(shortest_circle(&uses).map(|circle| in_words(&uses, &circle)));
         found.extend(pairs(&uses));

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process::{cargo, command, root, run as run_command, target};
+use crate::process::{cargo, command, listed, root, run as run_command, stem_of, target};
 use crate::suite::host;
 
 /// Inputs for each target by default.
@@ -111,13 +111,8 @@ fn options(args: &[String]) -> Result<Options> {
 
 /// The names of all targets.
 fn all() -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    for file in fs::read_dir(root().join("fuzz/fuzz_targets"))? {
-        let path = file?.path();
-        names.extend(path.file_stem().map(|name| name.to_string_lossy().into()));
-    }
-    names.sort();
-    Ok(names)
+    let files = listed("fuzz/fuzz_targets")?;
+    Ok(files.iter().map(|path| stem_of(path)).collect())
 }
 
 /// Builds all targets; the directory in which they are.
@@ -200,27 +195,17 @@ impl Told {
 
 /// The inputs that a target begins with, by name.
 fn seeds(target: &str) -> Result<Vec<(String, Vec<u8>)>> {
-    let golden = root().join("crates/pp-contract/tests/data");
-    let golden = GOLDEN
-        .iter()
-        .filter(|(of, _)| *of == target)
-        .flat_map(|(_, names)| *names)
-        .map(|name| golden.join(name).with_extension("hex"));
-    let mut files: Vec<PathBuf> = golden.collect();
-    if let Ok(own) = fs::read_dir(root().join("fuzz/seeds").join(target)) {
-        for file in own {
-            files.push(file?.path());
-        }
-    }
-    files
-        .iter()
-        .map(|file| {
-            let text = fs::read_to_string(file)?;
-            let bytes = hexadecimal(&text).with_context(|| format!("{}", file.display()))?;
-            let name = file.file_stem().unwrap_or_default().to_string_lossy();
-            Ok((name.into_owned(), bytes))
-        })
-        .collect()
+    let golden = GOLDEN.iter().filter(|(of, _)| *of == target);
+    let golden = golden.flat_map(|(_, names)| *names);
+    let path = |name| format!("crates/pp-contract/tests/data/{name}.hex").into();
+    let mut files: Vec<PathBuf> = golden.map(path).collect();
+    files.extend(listed(Path::new("fuzz/seeds").join(target)).unwrap_or_default());
+    let read = |file: &PathBuf| {
+        let text = fs::read_to_string(root().join(file))?;
+        let bytes = hexadecimal(&text).with_context(|| format!("{}", file.display()))?;
+        Ok((stem_of(file), bytes))
+    };
+    files.iter().map(read).collect()
 }
 
 /// The bytes of hexadecimal digits with blanks and comments.

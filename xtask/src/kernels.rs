@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process::{command, output, root, target};
+use crate::process::{command, listed, output, root, stem_of, target};
 use crate::wheels;
 
 /// What PTX is made for: the oldest device that runs it. On an H200 PTX for compute_90a was no faster.
@@ -109,18 +109,9 @@ fn is_release(nvcc: &Path) -> bool {
 
 /// The files as they must be: their names from the directory of the sources, and what is in them.
 fn build(toolkit: &Toolkit, sources: &Path, scratch: &Path) -> Result<BTreeMap<String, String>> {
-    let mut kernels = Vec::new();
-    for entry in fs::read_dir(sources)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "cu") {
-            kernels.extend(
-                path.file_stem()
-                    .and_then(|stem| stem.to_str())
-                    .map(String::from),
-            );
-        }
-    }
-    kernels.sort();
+    let mut kernels = listed(sources)?;
+    kernels.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
+    let kernels: Vec<String> = kernels.iter().map(|path| stem_of(path)).collect();
     ensure!(!kernels.is_empty(), "no kernels in {}", sources.display());
 
     let mut made = BTreeMap::new();
@@ -248,16 +239,13 @@ fn numbers(text: &str) -> Vec<u32> {
 
 /// The files that are there, like those of [`build`].
 fn checked_in(sources: &Path) -> Result<BTreeMap<String, String>> {
-    let mut names = vec![TABLE.to_owned()];
-    if let Ok(entries) = fs::read_dir(sources.join("ptx")) {
-        for entry in entries {
-            names.push(format!("ptx/{}", entry?.file_name().to_string_lossy()));
-        }
-    }
+    let mut files = listed(sources.join("ptx")).unwrap_or_default();
+    files.push(sources.join(TABLE));
     let mut there = BTreeMap::new();
-    for name in names {
-        if let Ok(text) = fs::read_to_string(sources.join(&name)) {
-            there.insert(name, text);
+    for file in files {
+        if let Ok(text) = fs::read_to_string(&file) {
+            let name = file.strip_prefix(sources)?.to_string_lossy();
+            there.insert(name.into_owned(), text);
         }
     }
     Ok(there)

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process::{self, cargo, command, git, output, root, target};
+use crate::process::{self, cargo, command, git, listed, output, root, stem_of, target};
 use crate::suite::build_of;
 
 /// How long tests may run at least. Rust's test harness names those that take more than 60 s.
@@ -108,27 +108,19 @@ fn choose(mut mutants: Vec<Mutant>, args: &[String]) -> Result<Vec<Mutant>> {
 }
 
 fn read_all() -> Result<Vec<Mutant>> {
-    let folder = root().join("xtask/mutants");
-    let mut paths: Vec<_> = fs::read_dir(&folder)?.collect::<Result<_, _>>()?;
-    paths.sort_by_key(fs::DirEntry::path);
-    let read = |entry: &fs::DirEntry| {
-        let path = entry.path();
-        let text = fs::read_to_string(&path)?;
+    let read = |path: &PathBuf| {
+        let text = fs::read_to_string(root().join(path))?;
         let (first, _) = text.split_once('\n').unwrap_or_default();
         let test = first.strip_prefix("test: ");
         let test =
             test.with_context(|| format!("{} does not begin with `test: `", path.display()))?;
         Ok(Mutant {
-            name: path
-                .file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
+            name: stem_of(path),
             test: test.split_whitespace().map(str::to_owned).collect(),
             patch: text.clone(),
         })
     };
-    paths.iter().map(read).collect()
+    listed("xtask/mutants")?.iter().map(read).collect()
 }
 
 /// Copies what git knows. A file that is the same keeps its time, so that cargo builds what differs.

@@ -1,5 +1,6 @@
 //! Starting other programs from the root of the workspace.
 
+use std::fs;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,6 +15,23 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("xtask lies in the workspace")
+}
+
+/// The paths of all that lies in a folder, in order. A folder without a `/` in front is seen from the root, and so are they.
+pub(crate) fn listed(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
+    let folder = folder.as_ref();
+    let entries = fs::read_dir(root().join(folder));
+    let entries = entries.with_context(|| format!("cannot read {}", folder.display()))?;
+    let path = |entry: std::io::Result<fs::DirEntry>| Ok(folder.join(entry?.file_name()));
+    let mut paths = entries.map(path).collect::<Result<Vec<_>>>()?;
+    paths.sort();
+    Ok(paths)
+}
+
+/// The name of a file without its ending.
+pub(crate) fn stem_of(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
 }
 
 /// Cargo's target directory: the environment and cargo's configuration files may move it. Cargo is asked once.

@@ -1,14 +1,13 @@
 //! `cargo xtask test`: everything that can show a fault without a benchmark or a GPU.
 
 use std::env;
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::process::{built, cargo, command, git, output, run as run_command, target};
+use crate::process::{built, cargo, command, git, listed, output, run as run_command, target};
 use crate::trials;
 
 /// Set on build machines: there a check that cannot run has failed.
@@ -92,10 +91,12 @@ fn memory(plugins: &Path) -> Result<Option<Command>> {
         return Ok(None);
     }
     // With --target the flags do not reach build scripts and macros.
-    let mut test = cargo(&format!("test --lib --target {}", host()?));
-    test.args(["--test", "conformance", "--test", "plugin"])
-        .args(UNSAFE_CRATES.split(' '))
-        .arg("--target-dir")
+    let tests = "--lib --test conformance --test plugin";
+    let mut test = cargo(&format!(
+        "test --target {} {tests} {UNSAFE_CRATES}",
+        host()?
+    ));
+    test.arg("--target-dir")
         .arg(target()?.join("asan"))
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", "-Zsanitizer=address")
@@ -117,11 +118,8 @@ pub(crate) fn host() -> Result<String> {
 }
 
 fn has_sanitizer(libraries: &Path) -> Result<bool> {
-    let names = fs::read_dir(libraries)
-        .with_context(|| format!("cannot read {}", libraries.display()))?
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect::<Result<Vec<_>>>()?;
-    Ok(names.iter().any(|name| name.ends_with("_rt.asan.a")))
+    let files = listed(libraries)?;
+    Ok((files.iter()).any(|file| file.to_string_lossy().ends_with("_rt.asan.a")))
 }
 
 /// Says that a check was left out, or fails where none may be.
