@@ -21,18 +21,10 @@ pub(crate) fn unpacked(name: &str, requirements: &Path) -> Result<PathBuf> {
         return Ok(place);
     }
     let part = place.with_extension(format!("{}.part", std::process::id()));
-    let pip = [
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-compile",
-    ];
-    let pinned = ["--require-hashes", "--only-binary=:all:", "--requirement"];
+    let install = "-m pip install --quiet --no-deps --no-compile";
+    let pinned = "--require-hashes --only-binary=:all: --requirement";
     run(command("python3")
-        .args(pip)
-        .args(pinned)
+        .args(install.split(' ').chain(pinned.split(' ')))
         .arg(requirements)
         .arg("--target")
         .arg(&part)
