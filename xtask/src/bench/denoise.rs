@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 
 use super::clips;
 use super::figures::{ROUNDS, median};
+use super::peers::Contenders;
 use super::quality::luma_psnr_db;
 use crate::process::{command, output, succeeds, target};
 
@@ -17,9 +18,9 @@ const SIGMA: &str = "20";
 const STRENGTHS: [u32; 6] = [9, 11, 13, 15, 18, 22];
 
 /// Prints decibels and frames a second for both, on every clip that can be had.
-pub(super) fn run(pp: &Path) -> Result<()> {
+pub(super) fn run(contenders: &Contenders) -> Result<()> {
     for (name, clean) in clips::all()? {
-        on_clip(pp, name, &clean)?;
+        on_clip(&contenders.pp, name, &clean)?;
     }
     Ok(())
 }
@@ -31,13 +32,8 @@ fn on_clip(pp: &Path, name: &str, clean: &Path) -> Result<()> {
     // Without a step phase_b is the identity: the output is the input with its noise.
     let mut add_noise = command(pp);
     add_noise.args(["run", "--denoise-steps", "0", "--add-noise", SIGMA]);
-    output(
-        add_noise
-            .arg("--input")
-            .arg(clean)
-            .arg("--output")
-            .arg(&noisy),
-    )?;
+    add_noise.arg("--input").arg(clean);
+    output(add_noise.arg("--output").arg(&noisy))?;
     let before = luma_psnr_db(clean, &noisy)?;
     println!("\nDenoise, {name}, Gaussian noise of sigma {SIGMA}: luma PSNR {before:.2} dB");
     println!(

@@ -14,7 +14,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::figures::{mark, median, print_mark, spread};
-use crate::process::{build_pp, built, cargo, command, output};
+use super::peers::Contenders;
+use crate::process::{built, cargo, command, output};
 
 /// How long an attack goes on; longer than any of the jobs.
 const ATTACK_SECONDS: &str = "3.5";
@@ -26,8 +27,8 @@ const HEAD_START: Duration = Duration::from_secs(1);
 /// Stage in milliseconds, bytes each way, chunks.
 const CASES: [(&str, &str, usize); 2] = [("5", "22118400", 200), ("0", "65536", 100_000)];
 
-struct Attacks {
-    pp: PathBuf,
+struct Attacks<'a> {
+    pp: &'a Path,
     attack: PathBuf,
     kinds: Vec<String>,
 }
@@ -43,13 +44,12 @@ struct Seen {
 }
 
 /// Prints a row per attack and case.
-pub(super) fn run() -> Result<()> {
-    let pp = build_pp()?;
+pub(super) fn run(contenders: &Contenders) -> Result<()> {
     let mut example = cargo("build --release --package pp-transport --example attack");
     let attack = built(&mut example, "attack")?;
     let listed = output(&mut command(&attack))?;
     let attacks = Attacks {
-        pp,
+        pp: &contenders.pp,
         attack,
         kinds: listed.lines().map(str::to_owned).collect(),
     };
@@ -60,7 +60,7 @@ pub(super) fn run() -> Result<()> {
     Ok(())
 }
 
-impl Attacks {
+impl Attacks<'_> {
     fn case(&self, case: (&str, &str, usize)) -> Result<()> {
         let (stage, bytes, chunks) = case;
         println!(
@@ -119,7 +119,7 @@ impl Attacks {
         });
         let attacker = attacker.transpose()?;
         let rank = |rank: &str| {
-            let mut pp = Command::new(&self.pp);
+            let mut pp = Command::new(self.pp);
             pp.args(["bench", "overlap", "--json", "--simulate", "sleep"])
                 .args(["--decode-ms", stage, "--phase-b-ms", stage])
                 .args(["--bytes", bytes, "--chunks", &chunks.to_string()])
@@ -132,7 +132,7 @@ impl Attacks {
                 .env("PP_JOB_SECRET", secret)
                 // On two cores with three programs a rank may get none for a while.
                 .env("PP_HEARTBEAT_MS", "3000");
-            started(&mut pp, &self.pp)
+            started(&mut pp, self.pp)
         };
         let rank_0 = rank("0")?;
         std::thread::sleep(HEAD_START);

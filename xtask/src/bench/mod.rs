@@ -17,52 +17,46 @@ mod peers;
 mod quality;
 mod touch;
 
+use self::peers::Contenders;
+
+type Benchmark = fn(&Contenders) -> Result<()>;
+
 /// Runs the named benchmark.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let what = args.first().map_or("all", String::as_str);
-    if !["overlap", "touch", "denoise", "door", "all"].contains(&what) {
-        bail!("no benchmark {what:?}: overlap, touch, denoise, door or all");
-    }
-    let contenders = peers::Contenders::build()?;
+    let benchmarks: &[Benchmark] = match what {
+        "overlap" => &[overlap::run],
+        "touch" => &[touch::run],
+        "denoise" => &[denoise::run],
+        "door" => &[door::run],
+        "all" => &[overlap::run, touch::run, denoise::run],
+        _ => bail!("no benchmark {what:?}: overlap, touch, denoise, door or all"),
+    };
+    let contenders = Contenders::build()?;
     print_conditions(&contenders)?;
-    if what == "door" {
-        door::run()?;
-    }
-    if matches!(what, "overlap" | "all") {
-        overlap::run(&contenders)?;
-    }
-    if matches!(what, "touch" | "all") {
-        touch::run(&contenders)?;
-    }
-    if matches!(what, "denoise" | "all") {
-        denoise::run(&contenders.pp)?;
+    for benchmark in benchmarks {
+        benchmark(&contenders)?;
     }
     print_conditions(&contenders)
 }
 
 /// What a reader needs to judge the figures; printed before and after.
-fn print_conditions(contenders: &peers::Contenders) -> Result<()> {
+fn print_conditions(contenders: &Contenders) -> Result<()> {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load = load
-        .split(' ')
-        .next()
-        .and_then(|first| first.parse::<f64>().ok())
-        .unwrap_or(0.0);
+    let load = load.split(' ').next().unwrap_or_default();
     let model = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = model
-        .lines()
-        .find_map(|line| line.strip_prefix("model name"))
-        .unwrap_or("unknown");
+    let mut lines = model.lines();
+    let model = lines.find_map(|line| line.strip_prefix("model name"));
+    let model = model.unwrap_or("unknown");
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let hop_us = contenders.hop_us()?;
+    let distance = match hop_us < 0.1 {
+        true => "near: they share a cache",
+        false => "far: they share none",
+    };
     println!(
-        "\n{cores} cores, {}, cache-line hop {hop_us:.3} us ({}), load {load:.2}",
+        "\n{cores} cores, {}, cache-line hop {hop_us:.3} us ({distance}), load {load}",
         model.trim_start_matches([' ', '\t', ':']),
-        if hop_us < 0.1 {
-            "near: they share a cache"
-        } else {
-            "far: they share none"
-        },
     );
     Ok(())
 }

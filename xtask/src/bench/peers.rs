@@ -4,10 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::process::{build_pp, command, output, root, run, succeeds, target};
+use crate::process::{build_pp, command, output, run, succeeds, target};
 
 /// Whose run it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,19 +47,15 @@ impl Contenders {
         let directory = target()?.join("peers");
         fs::create_dir_all(&directory)?;
         let pilot = directory.join("shm_pilot");
-        let source = root().join("xtask/peers/shm_pilot.c");
-        run(command("cc")
-            .args(["-O3", "-march=native", "-o"])
-            .arg(&pilot)
-            .arg(source))
-        .context("the pilot needs a C compiler: apt-get install gcc")?;
+        let mut cc = command("cc");
+        cc.args(["-O3", "-march=native", "xtask/peers/shm_pilot.c", "-o"]);
+        run(cc.arg(&pilot)).context("the pilot needs a C compiler: apt-get install gcc")?;
         let venv = directory.join("venv/bin/python");
         let with_torch =
             |python: &PathBuf| succeeds(command(python).args(["-c", "import torch.distributed"]));
         let python = [venv, "python3".into()].into_iter().find(with_torch);
         if python.is_none() {
-            let venv = directory.join("venv");
-            let venv = venv.display();
+            let venv = directory.join("venv").display().to_string();
             println!(
                 "skipped: gloo, no Python with torch; to have it: python3 -m venv {venv} && \
                  {venv}/bin/pip install torch numpy"
@@ -80,56 +76,35 @@ impl Contenders {
     /// Half a round trip of a cache line between the cores, in microseconds.
     pub(super) fn hop_us(&self) -> Result<f64> {
         let printed = json_of(command(&self.pilot).arg("hop"))?;
-        printed["hop_us"]
-            .as_f64()
-            .ok_or_else(|| anyhow!("shm_pilot printed no hop_us"))
+        let hop_us = printed["hop_us"].as_f64();
+        hop_us.context("shm_pilot printed no hop_us")
     }
 
     /// Runs one case to its end; the keys are those of `pp bench overlap --json`.
     pub(super) fn run(&self, contender: Contender, case: &Case) -> Result<Value> {
-        let [bytes, decode, phase_b] = [
-            case.bytes.to_string(),
-            case.decode_ms.to_string(),
-            case.phase_b_ms.to_string(),
-        ];
-        let (chunks, depth) = (case.chunks.to_string(), case.depth.to_string());
-        match contender {
+        let (bytes, chunks, depth) = (case.bytes, case.chunks, case.depth);
+        let (decode, phase_b) = (case.decode_ms, case.phase_b_ms);
+        let (program, args) = match contender {
             Contender::Pp => {
-                let mut pp = command(&self.pp);
-                pp.args(["bench", "overlap", "--json", "--simulate", "sleep"]);
-                pp.args([
-                    "--bytes",
-                    &bytes,
-                    "--decode-ms",
-                    &decode,
-                    "--phase-b-ms",
-                    &phase_b,
-                ]);
-                pp.args(["--chunks", &chunks, "--depth", &depth])
-                    .args(case.touch.then_some("--touch"));
-                json_of(&mut pp)
+                let stages = format!("--decode-ms {decode} --phase-b-ms {phase_b}");
+                let touch = if case.touch { "--touch" } else { "" };
+                let size = format!("--bytes {bytes} --chunks {chunks} --depth {depth} {touch}");
+                let args = format!("bench overlap --json --simulate sleep {stages} {size}");
+                (&self.pp, args)
             }
             Contender::Limit => {
                 let mode = if case.touch { "touch" } else { "overlap" };
-                json_of(
-                    command(&self.pilot).args([mode, &bytes, &decode, &phase_b, &chunks, &depth]),
-                )
+                let args = format!("{mode} {bytes} {decode} {phase_b} {chunks} {depth}");
+                (&self.pilot, args)
             }
             Contender::Gloo => {
-                let python = self
-                    .python
-                    .as_ref()
-                    .ok_or_else(|| anyhow!("gloo was not found"))?;
-                let script = root().join("xtask/peers/gloo_pilot.py");
+                let python = self.python.as_ref().context("gloo was not found")?;
                 // Two orders of magnitude slower per hand-over: fewer chunks say as much.
-                let chunks = case.chunks.min(100).to_string();
-                json_of(
-                    command(python)
-                        .arg(script)
-                        .args([&bytes, &decode, &phase_b, &chunks]),
-                )
+                let args = format!("{bytes} {decode} {phase_b} {}", chunks.min(100));
+                (python, format!("xtask/peers/gloo_pilot.py {args}"))
             }
-        }
+        };
+        json_of(command(program).args(args.split_whitespace()))
     }
 }
 
