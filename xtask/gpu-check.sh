@@ -22,12 +22,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=gpu-check.json only=. budget=530 runs=3 memory=/dev/shm list=
 while (($#)); do
     case $1 in
-        --out | --only | --budget | --runs | --memory) (($# > 1)) || fail "$1 wants a value" ;;&
-        --out) out=$2; shift 2 ;;
-        --only) only=$2; shift 2 ;;
-        --budget) budget=$2; shift 2 ;;
-        --runs) runs=$2; shift 2 ;;
-        --memory) memory=$2; shift 2 ;;
+        --out | --only | --budget | --runs | --memory)
+            (($# > 1)) || fail "$1 wants a value"
+            printf -v "${1#--}" %s "$2"
+            shift 2 ;;
         --list) list=1; shift ;;
         -h | --help) usage; exit 0 ;;
         *) fail "no option $1; --help says which there are" ;;
@@ -58,6 +56,7 @@ program() {
 smi=$(program nvidia-smi) || smi=
 nvcc=$(program nvcc) || nvcc=
 sanitizer=$(program compute-sanitizer) || sanitizer=
+no_sanitizer="compute-sanitizer is not found; it comes with the CUDA toolkit"
 python=$(command -v python3) || python=
 gpus=0
 if [[ $smi ]]; then
@@ -121,6 +120,11 @@ skip() { # NAME NEED WHY
     wanted "$1" || return 0
     if [[ $list ]]; then echo "$1 (skipped: $3)"; return; fi
     record "$1" "$2" skipped 0 "$3"
+}
+
+# Whether a step has what it needs; it is skipped where that is empty.
+has() { # WHAT NAME NEED WHY
+    [[ $1 ]] || { skip "${@:2}"; return 1; }
 }
 
 # step NAME required|held|optional SECONDS COMMAND...: runs the command in a directory of its own.
@@ -256,10 +260,7 @@ job() {
     # Wherever the stages stand, the output is that of one GPU, bit for bit.
     gpu_step 2 placements required 120 "$trials" placements --part gpu "${nccl[@]}" --input "$clip"
     step job-host optional 90 "$pp" run --transport host --kernels cpu "${noisy[@]}"
-    if [[ ! $python ]]; then
-        skip 720p optional "needs python3 to make the clip"
-        return
-    fi
+    has "$python" 720p optional "needs python3 to make the clip" || return
     if ((gpus >= 2)) && [[ ! $list ]] && { wanted 720p-unwritten-1 || wanted 720p-written-1 || wanted video-720p || wanted 720p-restarts-1 || wanted 720p-one-1 || wanted p2p-film-p2p-1; }; then
         timeout 90 "$python" "$here/peers/tile.py" "$clip" "$films/in.y4m" 1280 720 4000
     fi
@@ -329,11 +330,8 @@ faults() {
         gpu_step 2 "fault-verify-${how#every=}" held 60 "$pp" run "${nccl[@]}" --kernels ptx --input "$clip" --cuts off --verify "$how" --report report.json
     done
     # An NCCL that can revoke, if python3 brings one: what is aborted, and what is connected again.
-    if [[ ! $wheel ]]; then
-        skip fault-revoke optional "needs the NCCL that comes with python3's packages"
-    else
+    has "$wheel" fault-revoke optional "needs the NCCL that comes with python3's packages" &&
         gpu_step 2 fault-revoke held 150 env PP_TEST_GPU=real PP_NCCL_LIB="$wheel" "$here/tests/conformance" --test-threads=1 abort generation
-    fi
     torch_peer 2 fault-torch 180 "$here/peers/torch_faults.py" --jobs 12
 }
 
@@ -384,10 +382,7 @@ p2p_edges() {
     gpu_step 2 p2p-shutdown held 300 "$trials" shutdown "${p2p[@]}" --jobs 3 --json
     # The second one is a minimal program, which shows what the tool itself can check.
     local memcheck=("$sanitizer" --tool memcheck --target-processes all --error-exitcode 9)
-    if [[ ! $sanitizer ]]; then
-        skip p2p-memcheck held "compute-sanitizer is not found; it comes with the CUDA toolkit"
-        return
-    fi
+    has "$sanitizer" p2p-memcheck held "$no_sanitizer" || return
     gpu_step 2 p2p-memcheck held 240 env PP_HEARTBEAT_MS=10000 "${memcheck[@]}" "$trials" words "${p2p[@]}" \
         --messages 2000 --max-bytes 1000000 --json
     UNDER=${memcheck[*]} native_peer p2p-memcheck-limit 120 "$here/peers/copy_engine.cu" -lcuda -lcublas
@@ -397,21 +392,15 @@ p2p_edges() {
 torch_peer() { # GPUS NAME SECONDS ARGS...
     local need=$1 name=$2 limit=$3
     shift 3
-    if [[ ! $torch ]]; then
-        skip "$name" optional "needs python3 with torch and its CUDA"
-        return
-    fi
-    gpu_step "$need" "$name" optional "$limit" "$python" "$@"
+    has "$torch" "$name" optional "needs python3 with torch and its CUDA" &&
+        gpu_step "$need" "$name" optional "$limit" "$python" "$@"
 }
 
 # A program in C++, under another one where UNDER names it: then only the part that checks.
 native_peer() { # NAME SECONDS FILE LIBRARIES...
     local name=$1 limit=$2 made=$work/$1
     shift 2
-    if [[ ! $nvcc ]]; then
-        skip "$name" optional "needs nvcc"
-        return
-    fi
+    has "$nvcc" "$name" optional "needs nvcc" || return
     gpu_step 2 "$name" optional "$limit" bash -c 'made=$1 && shift && "$0" -O2 -std=c++17 -arch=native -o "$made" "$@" &&
         exec ${UNDER:-} "$made" ${UNDER:+check}' "$nvcc" "$made" "$@"
 }
@@ -433,12 +422,9 @@ more_peers() {
 sanitized() {
     local tool
     for tool in memcheck racecheck; do
-        if [[ ! $sanitizer ]]; then
-            skip "sanitizer-$tool" required "compute-sanitizer is not found; it comes with the CUDA toolkit"
-            continue
-        fi
-        gpu_step 1 "sanitizer-$tool" required 90 env PP_TEST_GPU=real "$sanitizer" --tool "$tool" --error-exitcode 9 \
-            "$here/tests/gpu_oracle" --small encode decode zero rows phase_b film cache remember conditioning
+        has "$sanitizer" "sanitizer-$tool" required "$no_sanitizer" &&
+            gpu_step 1 "sanitizer-$tool" required 90 env PP_TEST_GPU=real "$sanitizer" --tool "$tool" --error-exitcode 9 \
+                "$here/tests/gpu_oracle" --small encode decode zero rows phase_b film cache remember conditioning
     done
 }
 
