@@ -1,5 +1,8 @@
 //! What the rounds of a benchmark come to.
 
+use anyhow::{Context, Result};
+use serde_json::Value;
+
 // The rule of the program that is measured.
 #[path = "../../../crates/pp-runtime/src/report/far.rs"]
 #[allow(unreachable_pub, reason = "it is public there")]
@@ -34,6 +37,36 @@ pub(super) fn mark(median: f64, mean: f64) -> &'static str {
     match far::are_far_apart(median, mean) {
         true => "!",
         false => "",
+    }
+}
+
+/// Milliseconds from chunk to chunk in the rounds of a contender: the median and the mean of each round.
+#[derive(Default)]
+pub(super) struct Periods {
+    pub(super) medians: Vec<f64>,
+    pub(super) means: Vec<f64>,
+}
+
+impl Periods {
+    /// Adds a round, and says whether it was even: its chunks came in no bursts.
+    pub(super) fn add(&mut self, printed: &Value) -> Result<bool> {
+        let period = |key: &str| printed[key].as_f64().with_context(|| format!("no {key}"));
+        let (median, mean) = (period("period_ms")?, period("period_mean_ms")?);
+        self.medians.push(median);
+        self.means.push(mean);
+        Ok(!far::are_far_apart(median, mean))
+    }
+
+    /// Two columns and the mark: `figure` makes of a period what they show.
+    pub(super) fn columns(&mut self, figure: impl Fn(f64) -> f64, digits: usize) -> String {
+        let mut shown: Vec<f64> = self.medians.iter().map(|period| figure(*period)).collect();
+        let (period, mean) = (median(&mut self.medians), median(&mut self.means));
+        format!(
+            "{:>20} {:>14.digits$} {:<1}",
+            spread(&mut shown, digits),
+            figure(mean),
+            mark(period, mean)
+        )
     }
 }
 

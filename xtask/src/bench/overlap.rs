@@ -1,9 +1,8 @@
 //! How much of the transfer disappears: two stages of fixed length, 22 MB each way, and the bare hand-over.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use super::figures::far::are_far_apart;
-use super::figures::{ROUNDS, mark, median, print_mark, spread};
+use super::figures::{Periods, ROUNDS, print_mark, spread};
 use super::peers::{Case, Contender, Contenders, DEPTH};
 
 const FRAME_BYTES: usize = 22_118_400;
@@ -30,13 +29,7 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
             chunks,
             depth: DEPTH,
         };
-        rows(
-            contenders,
-            &case,
-            &format!("{decode_ms}/{phase_b_ms} ms"),
-            1.0,
-            3,
-        )?;
+        rows(contenders, &case, &format!("{decode_ms}/{phase_b_ms} ms"))?;
     }
     print_mark();
     println!(
@@ -52,7 +45,7 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
             chunks: 20_000,
             depth: DEPTH,
         };
-        rows(contenders, &case, &bytes.to_string(), 1e3, 2)?;
+        rows(contenders, &case, &bytes.to_string())?;
     }
     print_mark();
     Ok(())
@@ -61,48 +54,35 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
 /// What the rounds of one contender gave.
 #[derive(Default)]
 struct Seen {
-    periods: Vec<f64>,
-    means: Vec<f64>,
+    periods: Periods,
     efficiencies: Vec<f64>,
     by_mean: Vec<f64>,
 }
 
-fn rows(
-    contenders: &Contenders,
-    case: &Case,
-    label: &str,
-    scale: f64,
-    digits: usize,
-) -> Result<()> {
+fn rows(contenders: &Contenders, case: &Case, label: &str) -> Result<()> {
+    let has_work = case.decode_ms > 0.0;
+    // Milliseconds, or microseconds.
+    let (scale, digits) = if has_work { (1.0, 3) } else { (1e3, 2) };
     let names = contenders.names();
     let mut seen: Vec<Seen> = names.iter().map(|_| Seen::default()).collect();
     for _ in 0..ROUNDS {
         for (&name, seen) in names.iter().zip(&mut seen) {
             let result = contenders.run(name, case)?;
-            let period = |key: &str| {
-                let ms = result[key].as_f64();
-                ms.with_context(|| format!("{name:?} printed no {key}"))
-            };
-            let (median, mean) = (period("period_ms")?, period("period_mean_ms")?);
-            seen.periods.push(median * scale);
-            seen.means.push(mean * scale);
+            let is_even = seen.periods.add(&result)?;
             // The same rule for all: ours gives none where it means nothing.
             let efficiency = result["efficiency"].as_f64();
-            let is_even = !are_far_apart(median, mean);
             seen.efficiencies.extend(efficiency.filter(|_| is_even));
             seen.by_mean.extend(result["efficiency_by_mean"].as_f64());
         }
     }
     for (&name, seen) in names.iter().zip(&mut seen) {
         let label = if name == Contender::Pp { label } else { "" };
-        let (period, mean) = (median(&mut seen.periods), median(&mut seen.means));
         print!(
-            "{label:>14}  {:<8} {:>20} {mean:>14.digits$} {:<1}",
+            "{label:>14}  {:<8} {}",
             format!("{name:?}").to_lowercase(),
-            spread(&mut seen.periods, digits),
-            mark(period, mean)
+            seen.periods.columns(|period| period * scale, digits)
         );
-        match case.decode_ms > 0.0 {
+        match has_work {
             true => println!(
                 " {:>20} {:>20}",
                 spread(&mut seen.efficiencies, 4),
