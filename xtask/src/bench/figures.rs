@@ -50,7 +50,10 @@ pub(super) struct Periods {
 impl Periods {
     /// Adds a round, and says whether it was even: its chunks came in no bursts.
     pub(super) fn add(&mut self, printed: &Value) -> Result<bool> {
-        let period = |key: &str| printed[key].as_f64().with_context(|| format!("no {key}"));
+        let period = |key: &str| {
+            let ms = printed[key].as_f64();
+            ms.with_context(|| format!("no {key} in {printed}"))
+        };
         let (median, mean) = (period("period_ms")?, period("period_mean_ms")?);
         self.medians.push(median);
         self.means.push(mean);
