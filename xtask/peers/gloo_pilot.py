@@ -4,27 +4,16 @@ direction on each rank, distinct tags, preallocated buffers, two chunks queued.
 usage: gloo_pilot.py BYTES DECODE_MS PHASE_B_MS CHUNKS
 Prints one JSON object with the keys of `pp bench overlap --json`. It needs `pip install torch numpy`."""
 import json
-import os
 import queue
-import socket
 import statistics
-import subprocess
 import sys
 import threading
 import time
 
+import two_ranks
+
 WARM_UP = 5
 BUFFERS = 4
-
-
-def launch():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2",
-               GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
-    ranks = [subprocess.Popen([sys.executable, *sys.argv], env=dict(env, RANK=str(rank))) for rank in range(2)]
-    sys.exit(max(rank.wait() for rank in ranks))
 
 
 def stage(ms):
@@ -94,7 +83,5 @@ def main():
     dist.destroy_process_group()
 
 
-if "RANK" in os.environ:
-    main()
-else:
-    launch()
+two_ranks.launch(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+main()

@@ -18,13 +18,14 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+
+import two_ranks
 
 TIMEOUT_S = 10
 LARGE = 256 << 20  # no send of this size completes without its receiver
@@ -165,12 +166,6 @@ class Rank:
         self.process.wait()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def threads_of(pid):
     """What each thread of a process is inside of, as far as the kernel tells."""
     found = {}
@@ -190,11 +185,7 @@ def threads_of(pid):
 def play(case, patience, backend):
     settings, state, event = case
     figures = dict(what="torch_fault", settings=settings, state=state, event=event, timeout_s=TIMEOUT_S, backend=backend)
-    env = dict(
-        os.environ,
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(free_port()),
-        WORLD_SIZE="2",
+    environments = two_ranks.environments(
         PP_TRACEBACK_AFTER=str(max(1.0, patience - 3)),
         TORCH_CPP_LOG_LEVEL="INFO",
         **SETTINGS[settings],
@@ -204,9 +195,10 @@ def play(case, patience, backend):
     ranks = []
     try:
         with tempfile.TemporaryDirectory() as folder:
-            env["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(folder, "fr_")
-            env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = os.path.join(folder, "nccl_")
-            ranks = [Rank(command, dict(env, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(2)]
+            for env in environments:
+                env["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(folder, "fr_")
+                env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = os.path.join(folder, "nccl_")
+                ranks.append(Rank(command, env))
             for number, rank in enumerate(ranks):
                 if rank.says("ready", READY_WITHIN_S) is None:
                     last = [line for _, _, line in rank.lines][-1:]

@@ -13,12 +13,11 @@ import json
 import os
 import pickle
 import queue
-import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
+
+import two_ranks
 
 BARE_SIZES = (4, 22_118_400, 1 << 30)
 PAYLOADS = (65_536, 22_118_400)
@@ -29,26 +28,7 @@ DEPTH = 2
 PATIENCE_S = 30
 
 
-def launch():
-    """Starts the ranks; when one fails, ends the other."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2")
-    ranks = [subprocess.Popen([sys.executable, *sys.argv], env=dict(env, RANK=str(rank))) for rank in range(2)]
-    while True:
-        codes = [rank.poll() for rank in ranks]
-        if any(codes):
-            for rank in ranks:
-                rank.kill()
-            sys.exit(1)
-        if None not in codes:
-            sys.exit(0)
-        time.sleep(0.05)
-
-
-if "RANK" not in os.environ:
-    launch()  # without PyTorch, which takes seconds to import
+two_ranks.launch()  # without PyTorch, which takes seconds to import
 
 import torch
 import torch.distributed as dist

@@ -22,12 +22,13 @@ import json
 import logging
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import typing
 from unittest import mock
+
+import two_ranks
 
 try:
     import torch
@@ -302,9 +303,7 @@ def waited_at_once(order):
 
 def outcome(order, microbatches):
     """How each rank ends."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = two_ranks.free_port()
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
     processes = [context.Process(target=rank_main, args=(rank, order, microbatches, port, queue)) for rank in order]
