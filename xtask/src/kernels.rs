@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -158,30 +159,22 @@ fn build(toolkit: &Toolkit, sources: &Path, scratch: &Path) -> Result<BTreeMap<S
 
 /// Runs commands at the same time and gives what each printed, standard error included.
 fn all(commands: impl Iterator<Item = Command>) -> Result<Vec<String>> {
-    let started: Vec<_> = commands
-        .map(|mut command| {
-            let child = command
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .with_context(|| format!("cannot start {command:?}"))?;
-            Ok((command, child))
-        })
-        .collect::<Result<_>>()?;
-    started
-        .into_iter()
-        .map(|(command, child)| {
-            let output = child.wait_with_output()?;
-            let text = String::from_utf8_lossy(&output.stdout).into_owned()
-                + &String::from_utf8_lossy(&output.stderr);
-            if !output.status.success() {
-                eprint!("{text}");
-                bail!("{command:?} ended with {}", output.status);
-            }
-            Ok(text)
-        })
-        .collect()
+    let run = |mut command: Command| {
+        let output = command.stdin(Stdio::null()).output();
+        let output = output.with_context(|| format!("cannot start {command:?}"))?;
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        if !output.status.success() {
+            eprint!("{text}");
+            bail!("{command:?} ended with {}", output.status);
+        }
+        Ok(text)
+    };
+    thread::scope(|scope| {
+        let started: Vec<_> = commands.map(|one| scope.spawn(move || run(one))).collect();
+        let ended = started.into_iter().map(|one| one.join());
+        ended.map(|one| one.expect("it does not panic")).collect()
+    })
 }
 
 /// The compiler's header tells its build; ours tells where the text comes from.
