@@ -115,7 +115,8 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-fn shown(command: &Command) -> String {
+/// The name of the program and its arguments.
+pub(crate) fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut words = vec![
         program

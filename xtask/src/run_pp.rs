@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result};
 
 use crate::clip;
-use crate::process::{build_pp, command, root};
+use crate::process::{build_pp, command, root, shown};
 
 /// Builds `pp` and runs `pp run` with `args`; without any, on the clip with noise added.
 pub(crate) fn run(args: &[String]) -> Result<()> {
@@ -25,11 +25,6 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         }
     }
     // In its place: the exit code, the one line of an error and every signal are its own.
-    println!("$ pp {}", join(&pp_run));
+    println!("$ {}", shown(&pp_run));
     Err(pp_run.exec()).context("cannot run pp")
-}
-
-fn join(command: &Command) -> String {
-    let args = command.get_args().map(|arg| arg.to_string_lossy());
-    args.collect::<Vec<_>>().join(" ")
 }
