@@ -39,8 +39,8 @@ struct Seen {
     period_ms: f64,
     period_mean_ms: f64,
     start_ms: f64,
-    connections: u64,
-    refused: u64,
+    /// How many connections of the attacker got in, and how many were refused.
+    counts: String,
 }
 
 /// Prints a row per attack and case.
@@ -92,10 +92,7 @@ impl Attacks<'_> {
                 mark(period, mean),
                 period / alone,
                 spread(&mut of(runs, |run| run.start_ms), 0),
-                match kind {
-                    Some(_) => format!("{} / {}", last.connections, last.refused),
-                    None => String::new(),
-                },
+                last.counts,
             );
         }
         print_mark();
@@ -144,9 +141,9 @@ impl Attacks<'_> {
         let printed: Value =
             serde_json::from_slice(&rank_0.stdout).context("pp printed no JSON")?;
         let number = |key: &str| printed[key].as_f64().with_context(|| format!("no {key}"));
-        let (connections, refused) = match attacker {
+        let counts = match attacker {
             Some(attacker) => counts(&ended(attacker)?)?,
-            None => (0, 0),
+            None => String::new(),
         };
         let period_mean_ms = number("period_mean_ms")?;
         let worked_ms = period_mean_ms * chunks as f64;
@@ -155,8 +152,7 @@ impl Attacks<'_> {
             period_mean_ms,
             // Starting, meeting, agreeing, and ending: all that is not chunks.
             start_ms: (wall.as_secs_f64() * 1e3 - worked_ms).max(0.0),
-            connections,
-            refused,
+            counts,
         })
     }
 
@@ -190,12 +186,15 @@ fn ended(child: Child) -> Result<Output> {
     Ok(output)
 }
 
-/// `12 connections, 34 refused`.
-fn counts(output: &Output) -> Result<(u64, u64)> {
+/// The numbers of `12 connections, 34 refused`.
+fn counts(output: &Output) -> Result<String> {
     let text = String::from_utf8_lossy(&output.stdout);
-    let mut numbers = text.split_whitespace().filter_map(|word| word.parse().ok());
+    let mut numbers = text
+        .split_whitespace()
+        .filter_map(|word| word.parse::<u64>().ok());
     let both = numbers.next().zip(numbers.next());
-    both.with_context(|| format!("the attacker said {text:?}"))
+    let (connections, refused) = both.with_context(|| format!("the attacker said {text:?}"))?;
+    Ok(format!("{connections} / {refused}"))
 }
 
 fn free_port() -> Result<u16> {
