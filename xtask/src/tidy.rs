@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
@@ -173,10 +172,7 @@ fn repeated_types(file: &str, text: &str, seen: &mut BTreeSet<String>) -> Vec<St
 }
 
 fn is_stray(file: &str) -> bool {
-    let name = Path::new(file)
-        .file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or(file);
+    let name = file.rsplit('/').next().unwrap_or(file);
     let endings = [".part", ".orig", ".rej", ".swp", "~", ".y4m", ".so", ".o"];
     endings.iter().any(|ending| name.ends_with(ending))
         || ["report.json", "trace.json", "perf.data", "core"].contains(&name)

@@ -25,9 +25,9 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
             bytes: FRAME_BYTES,
             decode_ms,
             phase_b_ms,
-            touch: false,
             chunks,
             depth: DEPTH,
+            ..Case::default()
         };
         rows(contenders, &case, &format!("{decode_ms}/{phase_b_ms} ms"))?;
     }
@@ -39,11 +39,9 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
     for bytes in HAND_OVERS {
         let case = Case {
             bytes,
-            decode_ms: 0.0,
-            phase_b_ms: 0.0,
-            touch: false,
             chunks: 20_000,
             depth: DEPTH,
+            ..Case::default()
         };
         rows(contenders, &case, &bytes.to_string())?;
     }

@@ -21,7 +21,7 @@ pub(super) enum Contender {
 }
 
 /// One point of a benchmark.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Case {
     pub(super) bytes: usize,
     pub(super) decode_ms: f64,

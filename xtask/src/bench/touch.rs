@@ -19,12 +19,11 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
         let chunks = (8_000_000_000 / bytes).clamp(300, 20_000);
         let case = Case {
             bytes,
-            decode_ms: 0.0,
-            phase_b_ms: 0.0,
             touch: true,
             chunks,
             // Deep enough that neither side waits for the other's last write to leave its cache.
             depth: if bytes > 4 << 20 { DEPTH } else { 16 },
+            ..Case::default()
         };
         let [mut ours, mut limit] = [Periods::default(), Periods::default()];
         let mut hops = Vec::new();
