@@ -252,21 +252,15 @@ impl<'a> Tree<'a> {
                 let of = self.receiver(module, path, &call.path)?;
                 Some((*methods.get(&(of, call.path.last()?))?, call))
             });
-            let imported = scope.imports.iter().filter_map(
-                |Import {
-                     named,
-                     alias,
-                     is_public,
-                 }| {
-                    let other = match self.resolve(module, &named.path, DEEPEST)? {
-                        Meaning::Item(other) => other,
-                        Meaning::Module(other) if alias.is_none() => other,
-                        Meaning::Module(_) => return None,
-                    };
-                    let is_counted = !is_public || !self.is_below(other, module);
-                    is_counted.then(|| (&*self.modules[other].file, named))
-                },
-            );
+            let imported = scope.imports.iter().filter_map(|import| {
+                let other = match self.resolve(module, &import.named.path, DEEPEST)? {
+                    Meaning::Item(other) => other,
+                    Meaning::Module(other) if import.alias.is_none() => other,
+                    Meaning::Module(_) => return None,
+                };
+                let is_counted = !import.is_public || !self.is_below(other, module);
+                is_counted.then(|| (&*self.modules[other].file, &import.named))
+            });
             let named = scope.paths.iter().filter_map(|named| {
                 match self.resolve(module, &named.path, DEEPEST)? {
                     Meaning::Item(other) => Some((&*self.modules[other].file, named)),
