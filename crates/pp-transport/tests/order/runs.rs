@@ -177,34 +177,21 @@ fn a_slot_used_too_early_is_seen() {
 }
 
 #[test]
-fn an_early_free_is_seen() {
-    assert_seen(CASE, "ncclSend:free", 40..42, Rule::Lifetime);
-}
-
-#[test]
-fn a_second_thread_is_seen() {
-    assert_seen(CASE, "ncclSend:thread", 40..42, Rule::Issuer);
-    assert_seen(CASE, "ncclRecv:thread", 40..42, Rule::Issuer);
-}
-
-#[test]
-fn an_order_changed_on_one_rank_is_seen() {
-    assert_seen(CASE, "ncclSend:swap", 40..42, Rule::Agreement);
-    assert_seen(CASE, "ncclRecv:swap", 40..42, Rule::Agreement);
-}
-
-#[test]
-fn a_send_or_receive_of_half_the_size_is_a_finding() {
-    assert_seen(CASE, "ncclSend:half", 40..42, Rule::Agreement);
-    assert_seen(CASE, "ncclRecv:half", 40..42, Rule::Agreement);
-}
-
-#[test]
-fn a_lost_send_is_seen() {
-    assert_seen(CASE, "ncclSend:skip", 40..42, Rule::Agreement);
-}
-
-#[test]
-fn a_synchronization_is_seen() {
-    assert_seen(CASE, "ncclSend:sync", 40..42, Rule::Steady);
+fn what_is_spoiled_at_one_call_is_seen() {
+    for (fault, rule) in [
+        // It is freed too early, or a second thread calls.
+        ("ncclSend:free", Rule::Lifetime),
+        ("ncclSend:thread", Rule::Issuer),
+        ("ncclRecv:thread", Rule::Issuer),
+        // One rank has another order or size, or a send is lost.
+        ("ncclSend:swap", Rule::Agreement),
+        ("ncclRecv:swap", Rule::Agreement),
+        ("ncclSend:half", Rule::Agreement),
+        ("ncclRecv:half", Rule::Agreement),
+        ("ncclSend:skip", Rule::Agreement),
+        // The host waits for the device.
+        ("ncclSend:sync", Rule::Steady),
+    ] {
+        assert_seen(CASE, fault, 40..42, rule);
+    }
 }
