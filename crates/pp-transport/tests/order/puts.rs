@@ -1,7 +1,9 @@
 //! Small traces written by hand: copies into a slot of another process, numbers behind them, and credits that go back.
 
-use crate::traces::{EXPECT, assert_each_breaks, assert_only, at, lines, recording};
-use pp_fakes::check::{Expect, Fresh, Report, Rule, check};
+use crate::traces::{
+    EXPECT, assert_each_breaks, assert_only, at, judge, judge_as, lines, recording,
+};
+use pp_fakes::check::{Expect, Fresh, Rule, check};
 
 /// The sender: fills its own slot, copies it into the receiver's, and lets a number follow; the credit that it sees
 /// gives both slots back.
@@ -54,15 +56,6 @@ fn receiver() -> Vec<String> {
         1 cuMemUnmap addr=0x3000 len=4096
     ",
     )
-}
-
-fn judge(sender: &[String], receiver: &[String]) -> Report {
-    judge_as(sender, receiver, EXPECT)
-}
-
-fn judge_as(sender: &[String], receiver: &[String], expect: Expect) -> Report {
-    let ranks = [recording("sender", sender), recording("receiver", receiver)];
-    check(&ranks, expect)
 }
 
 #[test]

@@ -80,11 +80,13 @@ fn receiver() -> Vec<String> {
     )
 }
 
-fn judge(sender: &[String], receiver: &[String]) -> Report {
-    check(
-        &[recording("sender", sender), recording("receiver", receiver)],
-        EXPECT,
-    )
+pub(crate) fn judge(sender: &[String], receiver: &[String]) -> Report {
+    judge_as(sender, receiver, EXPECT)
+}
+
+pub(crate) fn judge_as(sender: &[String], receiver: &[String], expect: Expect) -> Report {
+    let ranks = [recording("sender", sender), recording("receiver", receiver)];
+    check(&ranks, expect)
 }
 
 /// The place of the n-th line that contains a text.
@@ -204,13 +206,7 @@ fn payloads_with_gaps() {
         fresh: Fresh::WithGaps,
         ..EXPECT
     };
-    let judge = |sender: &[String]| {
-        let all = [
-            recording("sender", sender),
-            recording("receiver", &receiver()),
-        ];
-        check(&all, expect)
-    };
+    let judge = |sender: &[String]| judge_as(sender, &receiver(), expect);
     let mut gaps = sender();
     for n in 0..2 {
         let kernel = at(&gaps, "cuLaunchKernel", n);
@@ -266,11 +262,7 @@ fn a_thread_that_connects_while_the_issuer_stands_aside() {
         warm_up: usize::MAX,
         ..EXPECT
     };
-    let recordings = [
-        recording("sender", &sender),
-        recording("receiver", &receiver),
-    ];
-    check(&recordings, expect).assert_clean();
+    judge_as(&sender, &receiver, expect).assert_clean();
 }
 
 #[test]
@@ -310,18 +302,11 @@ fn a_transfer_without_its_other_side() {
     let mut sender = sender();
     sender.truncate(at(&sender, "ncclSend", 1));
     assert!(judge(&sender, &receiver()).broke(Rule::Agreement));
-    let all = [
-        recording("sender", &sender),
-        recording("receiver", &receiver()),
-    ];
-    let killed = check(
-        &all,
-        Expect {
-            complete: false,
-            ..EXPECT
-        },
-    );
-    killed.assert_clean();
+    let killed = Expect {
+        complete: false,
+        ..EXPECT
+    };
+    judge_as(&sender, &receiver(), killed).assert_clean();
 }
 
 /// Memory that comes and goes in the order of a stream is there for that stream, and for a stream that waits for it.
