@@ -15,7 +15,9 @@ mod video;
 mod world;
 
 pub use self::files::{Folder, c_library};
-pub use self::messages::{HANG, bytes, message, number, pattern, pipeline, prepare, wait_for};
+pub use self::messages::{
+    HANG, bytes, message, number, pattern, pipeline, prepare, until, until_some, wait_for,
+};
 pub use self::plan::{Toy, ToyParts};
 pub use self::random::Random;
 pub use self::ranks::{channels, edge};

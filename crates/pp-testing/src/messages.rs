@@ -59,3 +59,22 @@ pub fn wait_for<S: Submission>(mut flight: InFlight<S>) -> S::Buffer {
         std::thread::yield_now();
     }
 }
+
+/// Waits until it is so.
+#[track_caller]
+pub fn until(mut is_so: impl FnMut() -> bool) {
+    until_some("it", || is_so().then_some(()));
+}
+
+/// Waits until a look finds something, and gives it. A failure says that `what` never came.
+#[track_caller]
+pub fn until_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + HANG;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what} never came");
+        std::thread::yield_now();
+    }
+}

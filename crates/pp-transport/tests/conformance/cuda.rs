@@ -1,11 +1,9 @@
 //! Buffers, streams and events of CUDA by themselves.
 
-use pp_testing::assert_has;
-use std::time::Instant;
-
 use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
+use pp_testing::{assert_has, until};
 
-use crate::devices::{HANG, fakes, issuers, settled_free, wait};
+use crate::devices::{issuers, settled_free, the_fakes};
 use pp_fakes::raw;
 use pp_fakes::raw::{Handle, TestKernels};
 
@@ -38,7 +36,7 @@ fn bytes_go_up_over_and_down_again() {
         stream.fill(tail, 0xAB).unwrap();
         stream.download(buffers[1].ptr(), &mut back, 100).unwrap();
     }
-    wait(|| stream.is_idle().unwrap());
+    until(|| stream.is_idle().unwrap());
     for (i, byte) in back.bytes().iter().enumerate() {
         let wanted = match i {
             0..100 => 0,
@@ -84,7 +82,7 @@ fn any_thread_may_issue_and_an_error_names_its_call() {
             // SAFETY: the buffer stays until the stream is idle.
             unsafe { stream.fill(buffer.ptr(), 1) }.unwrap();
             event.record(&stream).unwrap();
-            wait(|| event.is_done().unwrap() && stream.is_idle().unwrap());
+            until(|| event.is_done().unwrap() && stream.is_idle().unwrap());
         });
     });
     let error = DeviceBuffer::new(&device, 1 << 50).unwrap_err();
@@ -98,9 +96,7 @@ fn any_thread_may_issue_and_an_error_names_its_call() {
 
 #[test]
 fn timed_events_measure_what_lies_between() {
-    if fakes().is_none() {
-        return;
-    }
+    the_fakes!();
     let device = device();
     device.bind().unwrap();
     let kernels = TestKernels::load();
@@ -109,7 +105,7 @@ fn timed_events_measure_what_lies_between() {
     start.record(&stream).unwrap();
     kernels.spin(stream.raw(), 3000);
     end.record(&stream).unwrap();
-    wait(|| end.is_done().unwrap());
+    until(|| end.is_done().unwrap());
     let took = end.elapsed_ns(&start).unwrap();
     assert!(took >= 3_000_000, "{took}");
 }
@@ -117,10 +113,8 @@ fn timed_events_measure_what_lies_between() {
 /// Two streams use a buffer, and the one that is done first must not hide the other.
 #[test]
 fn a_buffer_dropped_in_use_is_leaked_and_one_dropped_after_is_freed() {
-    if fakes().is_none() {
-        // How much of a real device is free is not for this process alone to say.
-        return;
-    }
+    // How much of a real device is free is not for this process alone to say.
+    the_fakes!();
     const BYTES: usize = 1 << 20;
     let device = device();
     device.bind().unwrap();
@@ -134,44 +128,38 @@ fn a_buffer_dropped_in_use_is_leaked_and_one_dropped_after_is_freed() {
         kernels.spin(stream.raw(), us);
         buffer.used_by(stream).unwrap();
     }
-    wait(|| streams[1].is_idle().unwrap());
+    until(|| streams[1].is_idle().unwrap());
     assert!(!buffer.is_idle().unwrap());
     drop(buffer);
-    wait(|| streams[0].is_idle().unwrap());
+    until(|| streams[0].is_idle().unwrap());
 
     let buffer = DeviceBuffer::new(&device, BYTES).unwrap();
     kernels.spin(streams[0].raw(), 1000);
     buffer.used_by(&streams[0]).unwrap();
-    wait(|| buffer.is_idle().unwrap());
+    until(|| buffer.is_idle().unwrap());
     drop(buffer);
-    let deadline = Instant::now() + HANG;
     // The second one comes back, some time; the first one never does.
-    while free() < before - BYTES as u64 {
-        assert!(Instant::now() < deadline, "it was never freed");
-        std::thread::yield_now();
-    }
+    until(|| free() >= before - BYTES as u64);
     assert_eq!(free(), before - BYTES as u64);
 }
 
 /// A use that could not be noted is one that never ends, even where an earlier one was noted.
 #[test]
 fn a_use_that_cannot_be_noted_keeps_the_buffer_for_good() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let device = device();
     let stream = Stream::new(&device).unwrap();
     for notes_before in [0, 1] {
         let buffer = DeviceBuffer::new(&device, 64).unwrap();
         for _ in 0..notes_before {
             buffer.used_by(&stream).unwrap();
-            wait(|| buffer.is_idle().unwrap());
+            until(|| buffer.is_idle().unwrap());
         }
         fakes.set("FAULTS", "cuEventRecord:1:999,nothing:3:skip");
         let noted = buffer.used_by(&stream);
         fakes.set("FAULTS", "");
         assert!(noted.is_err());
-        wait(|| stream.is_idle().unwrap());
+        until(|| stream.is_idle().unwrap());
         assert!(!buffer.is_idle().unwrap(), "{notes_before}");
     }
 }
@@ -179,9 +167,7 @@ fn a_use_that_cannot_be_noted_keeps_the_buffer_for_good() {
 /// Somebody else's library has left another context behind, or none.
 #[test]
 fn what_is_made_is_made_on_its_device_whatever_context_was_left() {
-    if fakes().is_none() {
-        return;
-    }
+    the_fakes!();
     let device = device();
     let other = Device::open(1).unwrap();
     for left in [other.raw_context(), 0] {

@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use pp_device::{Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
+use pp_testing::{HANG, until};
 use pp_transport::error::TransportError;
 use pp_transport::flight::FlightRecorder;
 use pp_transport::gpu::{DeviceRx, DeviceTx};
@@ -16,9 +16,6 @@ use pp_transport::nccl::{Issuer, Nccl, NcclBackend};
 
 use crate::two_way::how;
 use pp_fakes::{Fakes, Loaded};
-
-/// Far enough away that only a hang reaches it.
-pub(crate) const HANG: Duration = Duration::from_secs(60);
 
 /// Whether the tests run on real devices. Nothing is skipped then: what is missing fails.
 pub(crate) fn is_real() -> bool {
@@ -29,6 +26,17 @@ pub(crate) fn is_real() -> bool {
 pub(crate) fn fakes() -> Option<&'static Loaded> {
     (!is_real()).then(|| Fakes::newest().load())
 }
+
+/// The fakes; a test that needs them ends here on real devices.
+macro_rules! the_fakes {
+    () => {
+        match $crate::devices::fakes() {
+            Some(fakes) => fakes,
+            None => return,
+        }
+    };
+}
+pub(crate) use the_fakes;
 
 /// Where calls and kernels of the fakes wait: the fault `wait`, and a kernel that spins for ever.
 pub(crate) struct Gate {
@@ -188,7 +196,7 @@ pub(crate) fn download(on: usize, lease: &DeviceRx) -> Vec<u8> {
         Ok(passed.record(&stream)?)
     });
     issued.unwrap();
-    wait(|| stream.is_idle().unwrap());
+    until(|| stream.is_idle().unwrap());
     let bytes = pinned.bytes()[..lease.len()].to_vec();
     give_back(on, (pinned, passed));
     bytes
@@ -202,7 +210,7 @@ pub(crate) fn settled_free(device: &Device) -> u64 {
     let last = DeviceBuffer::new(device, LAST).unwrap();
     let without = free() + LAST as u64;
     drop(last);
-    wait(|| free() >= without);
+    until(|| free() >= without);
     free()
 }
 
@@ -213,19 +221,10 @@ pub(crate) fn free() -> [u64; 2] {
 
 /// Waits until as much is free as was before.
 pub(crate) fn assert_free(before: [u64; 2]) {
-    wait(|| {
+    until(|| {
         free()
             .iter()
             .zip(before)
             .all(|(now, before)| *now >= before)
     });
-}
-
-/// Waits until it is so.
-pub(crate) fn wait(mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + HANG;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "it never was so");
-        std::thread::yield_now();
-    }
 }

@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Lockstep};
 use pp_device::{Device, Event, Stream};
-use pp_testing::{number, pattern, prepare};
+use pp_testing::{HANG, number, pattern, prepare, until, until_some};
 use pp_transport::backend::{Abort, Backend};
 use pp_transport::error::TransportError;
 use pp_transport::gpu::{DeviceRx, DeviceTx, Receiving, Sending};
 use pp_transport::host::EdgeShape;
-use pp_transport::in_flight::{Completion, InFlight, Part};
+use pp_transport::in_flight::{Completion, InFlight};
 use pp_transport::launch::Via;
 
-use crate::devices::{HANG, Held, download, is_real, upload, wait, with};
+use crate::devices::{Held, download, is_real, upload, with};
 use crate::edges_support::{Meeting, Peer};
 use crate::suite;
-use crate::two_way::{Met, TwoWay, edge_ends};
+use crate::two_way::{Met, TwoWay, edge_ends, whole};
 use pp_fakes::raw::TestKernels;
 
 /// What moves payloads between the devices of this process.
@@ -148,13 +148,7 @@ pub(crate) fn payload(on: usize, n: u64, bytes: usize) -> Vec<u8> {
 
 impl<M: Mover> End<M> {
     pub(crate) fn lease(&mut self) -> DeviceTx {
-        let deadline = Instant::now() + HANG;
-        loop {
-            if let Some(lease) = self.link.try_lease().unwrap() {
-                return lease;
-            }
-            assert!(Instant::now() < deadline, "no credit came");
-        }
+        until_some("a credit", || self.link.try_lease().unwrap())
     }
 
     pub(crate) fn try_send(
@@ -200,28 +194,24 @@ impl<M: Mover> End<M> {
     }
 
     pub(crate) fn hear_one(&mut self) -> (u64, InFlight<Receiving>) {
-        let deadline = Instant::now() + HANG;
-        while !self.hear() {
-            assert!(Instant::now() < deadline, "no frame came");
-        }
+        until(|| self.hear());
         self.arriving.pop_back().unwrap()
     }
 
     /// Waits until a slot comes back, which must not be before its reader is done.
     pub(crate) fn assert_back_once(&mut self, read: &Event, sent: &InFlight<Sending>) {
-        wait(|| {
+        until(|| {
             self.hear();
             let is_back = sent.is_done().unwrap();
             let is_read = read.is_done().unwrap();
             assert!(is_read || !is_back, "given back while it is read");
             is_read
         });
-        let deadline = Instant::now() + HANG;
-        while !sent.is_done().unwrap() {
+        until(|| {
             // The link gives it back in any of its calls.
             self.link.try_lease().unwrap();
-            assert!(Instant::now() < deadline);
-        }
+            sent.is_done().unwrap()
+        });
     }
 
     /// Reads what has arrived, and checks that it is the next and whole.
@@ -254,14 +244,6 @@ pub(crate) fn stream(on: u32) -> Stream {
     Stream::new(&Device::open(on).unwrap()).unwrap()
 }
 
-pub(crate) fn whole(bytes: usize) -> Part {
-    Part {
-        from: 0,
-        to: 0,
-        bytes: bytes as u64,
-    }
-}
-
 pub(crate) fn abort<M: Mover>(ends: [End<M>; 2]) {
     for end in &ends {
         (end.abort)("the test", Instant::now() + HANG).unwrap();
@@ -271,17 +253,16 @@ pub(crate) fn abort<M: Mover>(ends: [End<M>; 2]) {
 /// Sends what an earlier generation sent, from slot to slot.
 pub(crate) fn send_again<M: Mover>(end: &mut End<M>, old: &InFlight<Sending>) -> InFlight<Sending> {
     let mut lease = end.lease();
-    old.copy_into(&[whole(BYTES)], &mut lease).unwrap();
+    old.copy_into(&[whole(BYTES as u64)], &mut lease).unwrap();
     end.try_send(BYTES, lease).unwrap()
 }
 
 pub(crate) fn receive_all<M: Mover>(ends: &mut [End<M>; 2], count: u64) {
-    let deadline = Instant::now() + HANG;
-    while ends[1].received < count {
+    until(|| {
         while ends[1].hear() {}
         ends[1].take(BYTES);
-        assert!(Instant::now() < deadline, "it never came");
-    }
+        ends[1].received >= count
+    });
 }
 
 /// Sends this many messages each way at once, all of one thread, and checks each.

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pp_device::{Device, Event};
-use pp_testing::wait_for;
+use pp_testing::{HANG, until, wait_for};
 use pp_transport::error::TransportError;
 use pp_transport::gpu::{DeviceRx, Sending};
 use pp_transport::in_flight::{InFlight, Part};
 
-use crate::devices::{HANG, assert_free, download, fakes, free, upload, wait};
+use crate::devices::{assert_free, download, free, the_fakes, upload};
 use crate::gpu_link::{
     BYTES, Mover, abort, edge, ends, on_device, past_the_buffers, payload, read_slowly,
-    receive_all, send_again, stream, talk, whole, write_slowly,
+    receive_all, send_again, stream, talk, write_slowly,
 };
+use crate::two_way::whole;
 
 /// For as long as this a slot must not have come back.
 const A_WHILE: Duration = Duration::from_millis(50);
@@ -69,9 +70,7 @@ pub(crate) fn the_steady_state_allocates_nothing<M: Mover>() {
 }
 
 pub(crate) fn a_slot_goes_back_only_when_its_reader_is_done<M: Mover>() {
-    let Some(_) = fakes() else {
-        return;
-    };
+    the_fakes!();
     let mut ends = ends::<M>(edge(1, 4096));
     let kernels = on_device(1);
     let streams = [stream(1), stream(1)];
@@ -87,15 +86,13 @@ pub(crate) fn a_slot_goes_back_only_when_its_reader_is_done<M: Mover>() {
         });
         read.unwrap();
     }
-    wait(|| passed[1].is_done().unwrap());
+    until(|| passed[1].is_done().unwrap());
     drop(payload);
     ends[1].assert_back_once(&passed[0], &flight);
 }
 
 pub(crate) fn a_send_waits_for_what_writes_its_slot<M: Mover>() {
-    let Some(_) = fakes() else {
-        return;
-    };
+    the_fakes!();
     for drops in [false, true] {
         let mut ends = ends::<M>(edge(1, 4096));
         let kernels = on_device(0);
@@ -156,9 +153,7 @@ pub(crate) fn an_abort_ends_what_is_in_flight_and_a_new_generation_works<M: Move
 
 /// A receive that an abort cuts short: the device says that it succeeded.
 pub(crate) fn an_aborted_receive_is_never_believed<M: Mover>() {
-    let Some(_) = fakes() else {
-        return;
-    };
+    the_fakes!();
     let mut ends = ends::<M>(edge(1, 4096));
     let kernels = on_device(0);
     let stream = stream(0);
@@ -182,7 +177,7 @@ pub(crate) fn a_link_that_owes_a_receive_does_not_end_in_order<M: Mover>() {
         let mut ends = ends::<M>(edge(1, bytes));
         let done = ends[1].send(bytes);
         drop(wait_for(ends[0].hear_one().1));
-        wait(|| done.is_done().unwrap());
+        until(|| done.is_done().unwrap());
         let flight = ends[0].send(bytes);
         let [first, mut second] = ends;
         if polls {
@@ -206,9 +201,7 @@ pub(crate) fn a_lease_that_outlives_an_abort_gives_no_slot_back<M: Mover>() {
 
 /// A reader that lets another read inside its own turn, on another stream that takes longer.
 pub(crate) fn a_reader_within_a_reader_is_not_forgotten<M: Mover>() {
-    let Some(_) = fakes() else {
-        return;
-    };
+    the_fakes!();
     let mut ends = ends::<M>(edge(1, 4096));
     let kernels = on_device(1);
     let (outer, inner) = (stream(1), stream(1));
@@ -229,9 +222,7 @@ pub(crate) fn a_reader_within_a_reader_is_not_forgotten<M: Mover>() {
 
 /// What a stage issued before it panicked has no event behind it: its slot is never used again.
 pub(crate) fn a_stage_that_panics_costs_its_slot_and_nothing_else<M: Mover>() {
-    let Some(_) = fakes() else {
-        return;
-    };
+    the_fakes!();
     let mut ends = ends::<M>(edge(2, 4096));
     let panics = |_| -> Result<(), TransportError> { panic!("a stage panics") };
 
@@ -258,9 +249,7 @@ pub(crate) fn a_stage_that_panics_costs_its_slot_and_nothing_else<M: Mover>() {
 
 /// The driver takes the work and refuses the event behind it.
 pub(crate) fn a_slot_whose_event_was_refused_is_not_sent<M: Mover>() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let mut ends = ends::<M>(edge(2, 64));
     talk(&mut ends, 64, 2);
     let mut lease = ends[0].lease();
@@ -294,17 +283,15 @@ pub(crate) fn what_was_sent_is_sent_again_to_another_generation<M: Mover>() {
 
 /// The slot is leased again while the copy waits for its turn.
 pub(crate) fn a_slot_that_is_copied_from_is_not_written_before_the_copy_is_done<M: Mover>() {
-    let Some(_) = fakes() else {
-        return;
-    };
+    the_fakes!();
     let mut ends = ends::<M>(edge(2, BYTES));
     let sent = ends[0].send(BYTES);
     receive_all(&mut ends, 1);
-    wait(|| sent.is_done().unwrap());
+    until(|| sent.is_done().unwrap());
     let mut lease = ends[0].lease();
     let (writer, kernels) = (stream(0), on_device(0));
     write_slowly(&mut lease, &writer, &kernels, 200_000);
-    sent.copy_into(&[whole(BYTES)], &mut lease).unwrap();
+    sent.copy_into(&[whole(BYTES as u64)], &mut lease).unwrap();
     upload(0, &mut wait_for(sent), 0, &[0xFF; BYTES]);
     let flight = ends[0].try_send(BYTES, lease).unwrap();
     let (_, arriving) = ends[1].hear_one();
@@ -326,7 +313,7 @@ pub(crate) fn parts_go_where_they_belong_and_not_beyond<M: Mover>() {
     });
     let beyond = Part {
         from: 1,
-        ..whole(BYTES)
+        ..whole(BYTES as u64)
     };
     let error = sent.copy_into(&[swapped[0], beyond], &mut lease);
     assert!(
@@ -345,9 +332,7 @@ pub(crate) fn parts_go_where_they_belong_and_not_beyond<M: Mover>() {
 /// What a job that lost its peer again and again would keep: each generation ends in the middle of
 /// its work, and the next gets what this one sent.
 pub(crate) fn fifty_generations_leave_no_memory_behind<M: Mover>() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     fakes.set("NCCL_ABORT_MS", "1");
     let kernels = [0, 1].map(on_device);
     let streams = [stream(0), stream(1)];

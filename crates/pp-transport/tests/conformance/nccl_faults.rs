@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pp_device::{Device, DeviceBuffer};
-use pp_testing::wait_for;
+use pp_testing::{HANG, until, until_some, wait_for};
 use pp_transport::backend::{Abort, Joined};
 use pp_transport::edge::EdgeTx as _;
 use pp_transport::error::TransportError;
 
-use crate::devices::{Gate, HANG, assert_free, fakes, free, settled_free, upload, wait, with};
+use crate::devices::{Gate, assert_free, free, settled_free, the_fakes, upload, with};
 use crate::gpu_link::{
     connect, edge, ends, meet, on_device, on_one_host, past_the_buffers, payload, read_slowly,
     stream, talk, write_slowly,
@@ -19,9 +19,7 @@ use crate::nccl_link::{Nccl, connect_alone, join, set_blocking};
 /// NCCL would wait for the peer if communicators ended in order.
 #[test]
 fn a_link_whose_peer_is_gone_ends_by_an_abort() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let mut ends = ends::<Nccl>(edge(2, 64));
     talk(&mut ends, 64, 3);
     let [mut first, second] = ends;
@@ -38,9 +36,7 @@ fn a_link_whose_peer_is_gone_ends_by_an_abort() {
 /// abort is over, and no longer.
 #[test]
 fn the_memory_of_a_transfer_that_was_given_up_is_freed_when_its_communicators_are_gone() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     const BYTES: u64 = 4096;
     drop(ends::<Nccl>(edge(1, 64)));
     let before = free();
@@ -56,7 +52,7 @@ fn the_memory_of_a_transfer_that_was_given_up_is_freed_when_its_communicators_ar
     for abort in &aborts {
         abort("the test", Instant::now()).unwrap_err();
     }
-    wait(|| writer.is_idle().unwrap());
+    until(|| writer.is_idle().unwrap());
     drop((sending.abort(), receiving.abort()));
     drop(ends);
     fakes.set("NCCL_ABORT_MS", "");
@@ -70,9 +66,7 @@ fn the_memory_of_a_transfer_that_was_given_up_is_freed_when_its_communicators_ar
 /// begin, until its communicators are gone.
 #[test]
 fn a_connection_that_was_given_up_leaves_no_memory_behind() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     drop(ends::<Nccl>(edge(1, 64)));
     let before = free();
     // What the communicators are asked to do is never done.
@@ -94,9 +88,7 @@ fn a_connection_that_was_given_up_leaves_no_memory_behind() {
 /// device may call, neither to issue nor to connect.
 #[test]
 fn nobody_calls_beside_a_thread_that_was_left_behind() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let mut ends = ends::<Nccl>(edge(1, 64));
     talk(&mut ends, 64, 1);
     // It sees that it was given up, and then takes its time to end.
@@ -120,15 +112,11 @@ fn nobody_calls_beside_a_thread_that_was_left_behind() {
     fakes.set("FAULTS", "");
     drop(gate);
     // Refused before anything left: the numbers go on where they were.
-    let deadline = Instant::now() + HANG;
-    loop {
+    until(|| {
         ends[0].sent = 1;
         let lease = ends[0].lease();
-        if ends[0].try_send(64, lease).is_ok() {
-            break;
-        }
-        assert!(Instant::now() < deadline, "it never ended");
-    }
+        ends[0].try_send(64, lease).is_ok()
+    });
     let (_, arriving) = ends[1].hear_one();
     wait_for(arriving);
 }
@@ -167,9 +155,7 @@ fn nobody_issues_while_another_thread_connects() {
 /// nothing is freed on the device. That is for good, so it happens in a process of its own.
 #[test]
 fn an_abort_that_goes_on_is_no_success() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     if !pp_testing::alone!() {
         return;
     }
@@ -194,9 +180,7 @@ fn an_abort_that_goes_on_is_no_success() {
 /// A slot that waits for its reader when the generation dies is not given back afterwards.
 #[test]
 fn a_dead_generation_gives_no_slot_back() {
-    let Some(_) = fakes() else {
-        return;
-    };
+    the_fakes!();
     let mut ends = ends::<Nccl>(edge(1, 4096));
     let (reader, kernels) = (stream(1), on_device(1));
     let flight = ends[0].send(4096);
@@ -205,7 +189,7 @@ fn a_dead_generation_gives_no_slot_back() {
     read_slowly(&payload, &reader, &kernels, 100_000);
     drop(payload);
     (ends[1].abort)("the test", Instant::now() + HANG).unwrap();
-    wait(|| reader.is_idle().unwrap());
+    until(|| reader.is_idle().unwrap());
     let [_first, second] = ends;
     drop(second);
     assert!(!flight.is_done().unwrap(), "given back after the end");
@@ -213,14 +197,14 @@ fn a_dead_generation_gives_no_slot_back() {
 
 /// Gives the generation up once so many have come to the gate, and opens it.
 fn abort_at(gate: Gate, count: u64, abort: &Abort) {
-    wait(|| gate.was_reached_by(count));
+    until(|| gate.was_reached_by(count));
     abort("the test", Instant::now() + HANG).unwrap();
     drop(gate);
 }
 
 /// As [`abort_at`], with a communicator in use at the gate: the abort waits until that is over.
 fn abort_waits_at(gate: Gate, abort: &Abort) {
-    wait(|| gate.was_reached_by(1));
+    until(|| gate.was_reached_by(1));
     let soon = Instant::now() + Duration::from_millis(500);
     let error = abort("the test", soon).unwrap_err();
     assert!(
@@ -234,9 +218,7 @@ fn abort_waits_at(gate: Gate, abort: &Abort) {
 /// A send that is held up before NCCL has it, until the communicators are gone.
 #[test]
 fn nothing_is_sent_after_an_abort() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let mut ends = ends::<Nccl>(edge(2, 64));
     let mut lease = ends[0].lease();
     upload(0, &mut lease, 0, &payload(0, 0, 64));
@@ -253,9 +235,7 @@ fn nothing_is_sent_after_an_abort() {
 /// A receive that is held up before NCCL has it: it looks after a slot that waits for its reader.
 #[test]
 fn nothing_is_received_after_an_abort() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let mut ends = ends::<Nccl>(edge(2, 64));
     let (reader, kernels) = (stream(1), on_device(1));
     let first = ends[0].send(64);
@@ -263,18 +243,14 @@ fn nothing_is_received_after_an_abort() {
     let (gate, abort) = (Gate::closed(fakes), Arc::clone(&ends[1].abort));
     read_slowly(&payload, &reader, &kernels, u64::MAX);
     drop(payload);
-    wait(|| gate.was_reached_by(1));
+    until(|| gate.was_reached_by(1));
     let second = ends[0].send(64);
     // What earlier tests left to be freed is asked after as well.
     settled_free(&Device::open(1).unwrap());
     let error = std::thread::scope(|scope| {
         scope.spawn(|| abort_at(gate, 2, &abort));
-        loop {
-            let begin = || fakes.set("FAULTS", "cuEventQuery:1:wait");
-            if let Err(error) = ends[1].try_hear(begin) {
-                break error.to_string();
-            }
-        }
+        let begin = || fakes.set("FAULTS", "cuEventQuery:1:wait");
+        until_some("an error", || ends[1].try_hear(begin).err()).to_string()
     });
     fakes.set("FAULTS", "");
     assert!(error.contains("the test"), "{error}");
@@ -285,9 +261,7 @@ fn nothing_is_received_after_an_abort() {
 /// thread may look meanwhile, so this needs a process of its own.
 #[test]
 fn a_look_that_an_abort_overtakes_believes_nothing() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     if !pp_testing::alone!() {
         return;
     }
@@ -298,7 +272,7 @@ fn a_look_that_an_abort_overtakes_believes_nothing() {
     write_slowly(&mut lease, &writer, &kernels, u64::MAX);
     let sending = ends[0].try_send(64, lease).unwrap();
     let (_, receiving) = ends[1].hear_one();
-    wait(|| gate.was_reached_by(1));
+    until(|| gate.was_reached_by(1));
     let looked = std::thread::scope(|scope| {
         scope.spawn(|| abort_at(gate, 2, &abort));
         fakes.set("FAULTS", "cuEventQuery:1:wait,nothing:8:skip");
@@ -312,9 +286,7 @@ fn a_look_that_an_abort_overtakes_believes_nothing() {
 /// A thread that has begun a group of calls has to end it: until then the communicator is there.
 #[test]
 fn a_communicator_is_not_freed_while_a_group_of_calls_is_begun() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     // Of this rank alone.
     let joined = with(|held| join(&mut held.nccl[0], &[0], HANG)).unwrap();
     let Joined {
@@ -336,9 +308,7 @@ fn a_communicator_is_not_freed_while_a_group_of_calls_is_begun() {
 /// as the look takes.
 #[test]
 fn communicators_are_not_freed_while_they_are_looked_at() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let bytes = past_the_buffers();
     let mut ends = ends::<Nccl>(edge(1, bytes));
     let flight = ends[0].send(bytes);

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use pp_testing::{HANG, until};
 use pp_transport::error::TransportError;
 use pp_transport::gpu::Sending;
 use pp_transport::in_flight::{InFlight, Resend as _};
 use pp_transport::nccl::is_at_rest;
 
-use crate::devices::{Gate, HANG, assert_free, fakes, free, wait, with};
+use crate::devices::{Gate, assert_free, free, the_fakes, with};
 use crate::gpu_link::{
     BYTES, abort, connect, edge, ends, meet, on_one_host, receive_all, send_again, stream, talk,
 };
@@ -16,9 +17,7 @@ use crate::nccl_link::{Nccl, connect_alone, join, set_blocking};
 /// A send that failed after its header left: the peer is gone, and the payload is not.
 #[test]
 fn what_could_not_be_sent_is_sent_to_the_next_generation() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let mut old = ends::<Nccl>(edge(3, BYTES));
     fakes.set("FAULTS", "ncclSend:1:6,nothing:4:skip");
     let mut unsent = old[0].fail_to_send(BYTES);
@@ -58,16 +57,14 @@ fn a_connection_that_never_began_leaves_the_process_at_rest() {
     );
     assert!(!is_at_rest());
     drop(ends);
-    wait(is_at_rest);
+    until(is_at_rest);
 }
 
 /// The peer never comes, and somebody says so before the deadline: the thread that waits inside NCCL
 /// ends, and the next generation connects.
 #[test]
 fn a_connection_that_is_not_wanted_any_more_is_given_up_at_once() {
-    let Some(_) = fakes() else {
-        return;
-    };
+    the_fakes!();
     drop(ends::<Nccl>(edge(1, 64)));
     let before = free();
     set_blocking(false);
@@ -86,9 +83,7 @@ fn a_connection_that_is_not_wanted_any_more_is_given_up_at_once() {
 /// wait. They are freed, with all that they made, and the next generation connects.
 #[test]
 fn a_first_operation_that_hangs_is_given_up_and_the_next_generation_connects() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     drop(ends::<Nccl>(edge(1, 64)));
     let (before, was_at_rest) = (free(), is_at_rest());
     for blocking in [false, true] {
@@ -107,6 +102,6 @@ fn a_first_operation_that_hangs_is_given_up_and_the_next_generation_connects() {
     }
     assert_free(before);
     if was_at_rest {
-        wait(is_at_rest);
+        until(is_at_rest);
     }
 }

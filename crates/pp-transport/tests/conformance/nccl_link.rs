@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Rank};
 use pp_device::Device;
-use pp_testing::{assert_has, prepare, wait_for};
+use pp_testing::{HANG, assert_has, prepare, until, until_some, wait_for};
 use pp_transport::backend::{Backend as _, Joined};
 use pp_transport::control::{ControlSender, Message};
 use pp_transport::error::TransportError;
@@ -15,7 +15,7 @@ use pp_transport::group::Members;
 use pp_transport::launch::Via;
 use pp_transport::nccl::{Communicator, Issuer, NcclBackend, UniqueId};
 
-use crate::devices::{HANG, Held, fakes, upload, with};
+use crate::devices::{Held, the_fakes, upload, with};
 use crate::edges_support::{Meeting, Peer};
 use crate::gpu_link::{End, Mover, edge, ends, ends_of, meet, on_one_host, past_the_buffers, talk};
 use crate::two_way::{TwoWay, how};
@@ -149,9 +149,7 @@ fn a_goodbye_leaves_behind_the_last_words_of_a_link() {
     stopped.store(false, Ordering::Relaxed);
     sender.send(&Message::Bye, deadline).unwrap();
     for _ in 0..last_words {
-        while !second.link.poll_frame(&mut Vec::new()).unwrap() {
-            assert!(Instant::now() < deadline, "one of its last words was lost");
-        }
+        until(|| second.link.poll_frame(&mut Vec::new()).unwrap());
     }
 }
 
@@ -192,9 +190,7 @@ fn a_second_issuer_or_thread_on_a_device_is_refused() {
 
 #[test]
 fn a_send_that_fails_after_its_header_breaks_the_link() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let mut ends = ends::<Nccl>(edge(2, 64));
     talk(&mut ends, 64, 1);
     let lease = ends[0].lease();
@@ -208,22 +204,14 @@ fn a_send_that_fails_after_its_header_breaks_the_link() {
 
 #[test]
 fn a_communicator_that_fails_by_itself_is_noticed() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let bytes = past_the_buffers();
     let mut ends = ends::<Nccl>(edge(1, bytes));
     let flight = ends[0].send(bytes);
     fakes.set("FAULTS", "asyncError:1:6,nothing:2:skip");
-    let deadline = Instant::now() + HANG;
-    let error = loop {
-        assert!(Instant::now() < deadline, "nobody noticed");
-        // A thread that waits for a credit asks, too.
-        match flight.is_done() {
-            Ok(done) => assert!(!done),
-            Err(error) => break error.to_string(),
-        }
-    };
+    // A thread that waits for a credit asks, too.
+    let ask = || flight.is_done().map(|done| assert!(!done)).err();
+    let error = until_some("an error", ask).to_string();
     fakes.set("FAULTS", "");
     assert!(error.contains("ncclRemoteError"), "{error}");
 }
@@ -231,9 +219,7 @@ fn a_communicator_that_fails_by_itself_is_noticed() {
 /// Both ends at once, since each may wait for the other.
 #[test]
 fn a_link_with_nothing_in_flight_ends_in_order() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let mut ends = ends::<Nccl>(edge(2, 64));
     talk(&mut ends, 64, 3);
     fakes.set("FAULTS", "ncclCommAbort:0:3");

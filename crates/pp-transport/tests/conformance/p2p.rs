@@ -1,13 +1,11 @@
 //! What only the copy engine does: payloads that move before their message, and credits that a stream writes.
 
-use std::time::{Duration, Instant};
-
 use pp_contract::{Composer, Lockstep};
-use pp_testing::{prepare, wait_for};
+use pp_testing::{prepare, until, until_some, wait_for};
 use pp_transport::error::TransportError;
 use pp_transport::gpu_backend::GpuBackend;
 
-use crate::devices::{Gate, HANG, Held, fakes, wait};
+use crate::devices::{Gate, Held, the_fakes};
 use crate::gpu_link::{Mover, edge, ends, on_device, read_slowly, stream, talk};
 use crate::suite::Backend as _;
 
@@ -26,13 +24,11 @@ crate::gpu_suite::conformance_on_gpus!(P2p);
 /// A credit that waits for its reader has not left.
 #[test]
 fn a_link_that_ends_before_its_credits_have_left_is_given_up() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let mut ends = ends::<P2p>(edge(1, 64));
     let done = ends[1].send(64);
     drop(wait_for(ends[0].hear_one().1));
-    wait(|| done.is_done().unwrap());
+    until(|| done.is_done().unwrap());
     let (gate, reader, kernels) = (Gate::closed(fakes), stream(1), on_device(1));
     let flight = ends[0].send(64);
     let payload = wait_for(ends[1].hear_one().1);
@@ -43,15 +39,13 @@ fn a_link_that_ends_before_its_credits_have_left_is_given_up() {
     assert!(done.is_done().is_err(), "it did not wait for its credit");
     drop(gate);
     // The credit leaves all the same, and is true.
-    wait(|| flight.is_done().unwrap());
+    until(|| flight.is_done().unwrap());
     drop(first);
 }
 
 #[test]
 fn nothing_is_sent_ahead_once_the_memory_of_the_peer_is_gone() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let mut ends = ends::<P2p>(edge(1, 64));
     let mut lease = ends[0].lease();
     drop(ends);
@@ -64,9 +58,7 @@ fn nothing_is_sent_ahead_once_the_memory_of_the_peer_is_gone() {
 /// The driver takes the copy and refuses the number behind it.
 #[test]
 fn a_slot_whose_number_was_refused_is_sent_no_more() {
-    let Some(fakes) = fakes() else {
-        return;
-    };
+    let fakes = the_fakes!();
     let mut ends = ends::<P2p>(edge(2, 64));
     talk(&mut ends, 64, 2);
     fakes.set("FAULTS", "cuStreamWriteValue32:1:999,nothing:6:skip");
@@ -89,7 +81,7 @@ fn a_slot_that_was_sent_ahead_is_sent_as_it_was() {
     let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::new(), Vec::new());
     let stream = stream(0);
     for n in 0..3 {
-        let mut lease = wait_for_some(|| sender.try_lease().unwrap());
+        let mut lease = until_some("a slot", || sender.try_lease().unwrap());
         P2p::write(&mut lease, 0, &[n as u8; BYTES]);
         lease.send_ahead(BYTES + 1).unwrap_err();
         lease.send_ahead(BYTES).unwrap();
@@ -105,12 +97,12 @@ fn a_slot_that_was_sent_ahead_is_sent_as_it_was() {
         assert!(text.contains("of which 64 bytes were sent ahead"), "{text}");
         let (message, stamp) = prepare(&mut composer, n, BYTES);
         drop(sender.send(message, stamp, refused.buffer).unwrap());
-        wait_for_some(|| receiver.poll_frame(&mut inbox).unwrap().then_some(()));
+        until(|| receiver.poll_frame(&mut inbox).unwrap());
         let matched = lockstep.admit(&inbox).unwrap();
         let payload = wait_for(receiver.receive(&matched).unwrap());
         assert_eq!(P2p::read(&payload), [n as u8; BYTES]);
     }
-    let mut leases = [(); 2].map(|()| wait_for_some(|| sender.try_lease().unwrap()));
+    let mut leases = [(); 2].map(|()| until_some("a slot", || sender.try_lease().unwrap()));
     leases[0].send_ahead(BYTES).unwrap();
     let [ahead, mut left] = leases;
     drop(ahead);
@@ -119,15 +111,4 @@ fn a_slot_that_was_sent_ahead_is_sent_as_it_was() {
     // The send says that the edge is gone.
     drop(sender);
     left.send_ahead(BYTES).unwrap();
-}
-
-fn wait_for_some<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + HANG;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "nothing came");
-        std::thread::sleep(Duration::from_micros(50));
-    }
 }

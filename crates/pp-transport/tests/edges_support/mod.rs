@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, Rank};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
-use pp_testing::{HANG, pattern};
+use pp_testing::{HANG, pattern, until};
 use pp_transport::backend::{self, Backend, OnFrame};
 use pp_transport::control::{ControlChannel, ControlError, ControlSender, Message};
 use pp_transport::edge::Edges;
@@ -101,7 +101,9 @@ impl backend::Peer for Peer {
     }
 
     fn receive(&mut self, _: &'static str) -> Result<Vec<u8>, Fault> {
-        Ok(self.from.recv_timeout(HANG).unwrap().0)
+        let (bytes, fds) = self.from.recv_timeout(HANG).unwrap();
+        assert!(fds.is_empty(), "descriptors where bytes were due");
+        Ok(bytes)
     }
 
     fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Fault> {
@@ -111,7 +113,9 @@ impl backend::Peer for Peer {
     }
 
     fn receive_fds(&mut self) -> Result<Vec<OwnedFd>, Fault> {
-        Ok(self.from.recv_timeout(HANG).unwrap().1)
+        let (bytes, fds) = self.from.recv_timeout(HANG).unwrap();
+        assert!(bytes.is_empty(), "bytes where descriptors were due");
+        Ok(fds)
     }
 }
 
@@ -123,10 +127,10 @@ pub(crate) struct Meeting {
 }
 
 impl Meeting {
-    pub(crate) fn new(ranks: u32, via: Via) -> Self {
+    pub(crate) fn new(ranks: &[Rank], via: Via) -> Self {
         let mut peers = Vec::new();
-        for low in 0..ranks {
-            for high in low + 1..ranks {
+        for (at, &low) in ranks.iter().enumerate() {
+            for &high in &ranks[at + 1..] {
                 let ((to_high, from_low), (to_low, from_high)) = (channel(), channel());
                 // Each two in a job of their own: there they are rank 0 and rank 1.
                 let (zero, one) = control_support::pair(via);
@@ -135,8 +139,8 @@ impl Meeting {
                     (high, low, one, to_low, from_low),
                 ] {
                     peers.push(Peer {
-                        me: Rank::new(me),
-                        other: Rank::new(other),
+                        me,
+                        other,
                         channel,
                         is_on_host: via == Via::Unix,
                         to,
@@ -147,19 +151,20 @@ impl Meeting {
         }
         Self {
             peers: Mutex::new(peers),
-            all: Barrier::new(ranks as usize),
+            all: Barrier::new(ranks.len()),
         }
     }
 
     pub(crate) fn of_two(via: Via) -> [Peer; 2] {
-        let meeting = Self::new(2, via);
-        [meeting.peer(0, 1), meeting.peer(1, 0)]
+        let [zero, one] = [0, 1].map(Rank::new);
+        let meeting = Self::new(&[zero, one], via);
+        [meeting.peer(zero, one), meeting.peer(one, zero)]
     }
 
     /// What `me` has of `other`.
-    pub(crate) fn peer(&self, me: u32, other: u32) -> Peer {
+    pub(crate) fn peer(&self, me: Rank, other: Rank) -> Peer {
         let mut peers = self.peers.lock().unwrap();
-        let is_it = |peer: &Peer| peer.me.get() == me && peer.other.get() == other;
+        let is_it = |peer: &Peer| peer.me == me && peer.other == other;
         let at = peers.iter().position(is_it).unwrap();
         peers.swap_remove(at)
     }
@@ -266,9 +271,7 @@ impl Gpu {
         let stream = &self.streams[1];
         // SAFETY: both buffers live until the stream has passed the copy, below.
         unsafe { stream.download(self.wrong.ptr(), &mut count, 0) }.unwrap();
-        while !stream.is_idle().unwrap() {
-            thread::yield_now();
-        }
+        until(|| stream.is_idle().unwrap());
         u64::from_le_bytes(count.bytes().try_into().unwrap())
     }
 }

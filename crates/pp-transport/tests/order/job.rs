@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Lockstep};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
-use pp_testing::{Folder, number, prepare};
+use pp_testing::{Folder, number, prepare, until};
 use pp_transport::backend::Backend;
 use pp_transport::edge::Edges;
 use pp_transport::error::TransportError;
@@ -291,9 +291,7 @@ impl Stage {
         let wrong = DeviceBuffer::new(&device, 8).unwrap();
         // SAFETY: the buffer lives as long as the stage, and its stream passes this first.
         unsafe { streams[1].fill(wrong.ptr(), 0).unwrap() };
-        while !streams[1].is_idle().unwrap() {
-            thread::yield_now();
-        }
+        until(|| streams[1].is_idle().unwrap());
         Self {
             kernels: TestKernels::load(),
             streams,
@@ -310,9 +308,7 @@ impl Stage {
         // SAFETY: both buffers live until the event is done.
         unsafe { stream.download(self.wrong.ptr(), &mut count, 0).unwrap() };
         done.record(stream).unwrap();
-        while !done.is_done().unwrap() {
-            thread::yield_now();
-        }
+        until(|| done.is_done().unwrap());
         u64::from_le_bytes(count.bytes().try_into().unwrap())
     }
 }

@@ -4,14 +4,13 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
-use std::time::Instant;
 
 use pp_contract::{Composer, Lockstep};
 use pp_device::{Device, DeviceBuffer};
-use pp_testing::prepare;
+use pp_testing::{prepare, until, until_some};
 use pp_transport::error::TransportError;
 
-use crate::job::{Case, LARGEST as BYTES, OnGpu, STUCK, Stage, hear, run, take_arrived};
+use crate::job::{Case, LARGEST as BYTES, OnGpu, Stage, hear, run, take_arrived};
 use crate::runs::{CASE, P2P};
 use crate::two_way::TwoWay;
 use pp_fakes::check::{Expect, check};
@@ -26,17 +25,6 @@ pub(crate) enum Cut {
     AtWork,
     /// The stages that write and read have panicked, so no event stands behind what they issued: it may never be freed.
     AtPanic,
-}
-
-fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + STUCK;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "it never came");
-        std::thread::yield_now();
-    }
 }
 
 /// Begins work that waits at the gate, and drops its slot and all edges. Both ranks have begun when one drops.
@@ -56,7 +44,7 @@ pub(crate) fn leave<B: OnGpu>(
     };
     if rank == 0 {
         let mut composer = Composer::new();
-        let mut leases = [(); 2].map(|()| wait_for(|| link.try_lease().unwrap()));
+        let mut leases = [(); 2].map(|()| until_some("a slot", || link.try_lease().unwrap()));
         let filled = leases[0].write_on(stream, |to| {
             kernels.fill(stream.raw(), to.address, BYTES, 0);
             Ok::<_, TransportError>(())
@@ -79,7 +67,7 @@ pub(crate) fn leave<B: OnGpu>(
     } else {
         let (mut lockstep, mut inbox) = (Lockstep::new(), Vec::new());
         let mut receiving = VecDeque::new();
-        let payload = wait_for(|| {
+        let payload = until_some("a payload", || {
             receiving.extend(hear(&mut link, &mut lockstep, &mut inbox).unwrap());
             take_arrived(&mut receiving).unwrap()?.1
         });
@@ -106,13 +94,13 @@ pub(crate) fn wait_until_freed(device: &Device, before: u64, cut: Cut) {
         maps.contains("pp-numbers")
     };
     if cut == Cut::AtWork {
-        return wait_for(|| (free() >= before && !has_pages()).then_some(()));
+        return until(|| free() >= before && !has_pages());
     }
     // Behind all that was dropped before it.
     let last = DeviceBuffer::new(device, MUCH).unwrap();
     let without = free() + MUCH as u64;
     drop(last);
-    wait_for(|| (free() >= without).then_some(()));
+    until(|| free() >= without);
 }
 
 #[test]

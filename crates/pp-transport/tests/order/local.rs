@@ -1,16 +1,14 @@
 //! Edges within a rank: a chain of three stages on one device, each on a stream of its own.
 
 use std::process::Command;
-use std::thread;
-use std::time::Instant;
 
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
-use pp_testing::edge;
+use pp_testing::{edge, until, until_some};
 use pp_transport::edge::EdgeLocal as _;
 use pp_transport::error::TransportError;
 use pp_transport::gpu::{DeviceLocal, DeviceTx};
 
-use crate::job::{Outcome, STUCK, end_when_stuck, record};
+use crate::job::{Outcome, end_when_stuck, record};
 use pp_fakes::Fakes;
 use pp_fakes::check::{Expect, Recording, Report, Rule, check};
 use pp_fakes::raw::TestKernels;
@@ -85,22 +83,13 @@ fn child() {
     // SAFETY: both buffers live until the event is done.
     unsafe { third.download(wrong.ptr(), &mut count, 0) }.unwrap();
     done.record(&third).unwrap();
-    while !done.is_done().unwrap() {
-        thread::yield_now();
-    }
+    until(|| done.is_done().unwrap());
     let wrong = u64::from_le_bytes(count.bytes().try_into().unwrap());
     assert_eq!(wrong, 0, "bytes are wrong");
 }
 
 fn lease(edge: &mut DeviceLocal) -> DeviceTx {
-    let deadline = Instant::now() + STUCK;
-    loop {
-        if let Some(lease) = edge.try_lease().unwrap() {
-            return lease;
-        }
-        assert!(Instant::now() < deadline, "no slot came back");
-        thread::yield_now();
-    }
+    until_some("a slot", || edge.try_lease().unwrap())
 }
 
 fn judge(outcome: &Outcome, complete: bool) -> Report {

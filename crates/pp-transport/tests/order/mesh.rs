@@ -6,6 +6,7 @@ use std::thread;
 
 use pp_contract::{DType, Rank};
 use pp_device::{Device, DeviceBuffer, DevicePtr, Stream};
+use pp_testing::until;
 use pp_transport::backend::Backend as _;
 use pp_transport::flight::FlightRecorder;
 use pp_transport::group::Members;
@@ -70,9 +71,7 @@ fn child() {
                     one_round(&mut mesh, &stream, &kernels, &memory, round);
                 }
                 memory.used_by(&stream).unwrap();
-                while !memory.is_idle().unwrap() {
-                    thread::yield_now();
-                }
+                until(|| memory.is_idle().unwrap());
                 together("Mark name=end");
             });
         }

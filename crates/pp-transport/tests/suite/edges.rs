@@ -2,19 +2,19 @@
 
 use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::Instant;
 
-use pp_contract::{Composer, FaultKind, Generation, Lockstep, Rank};
-use pp_testing::{HANG, edge, number, prepare, wait_for};
-use pp_transport::backend::{Backend, Connect, EdgeEnd, End, Peer as _};
+use pp_contract::{Composer, FaultKind, Lockstep, Rank};
+use pp_testing::{HANG, edge, number, prepare, until, until_some, wait_for};
+use pp_transport::backend::{Backend, EdgeEnd, End, Peer as _};
 use pp_transport::bell::Bell;
 use pp_transport::edge::{EdgeLocal as _, EdgeRx as _, EdgeTx as _, Edges};
 use pp_transport::error::TransportError;
 use pp_transport::flight::FlightRecorder;
-use pp_transport::in_flight::{InFlight, Part};
+use pp_transport::in_flight::InFlight;
 use pp_transport::launch::Via;
 
 use crate::edges_support::{Gpu, Host, Kind, Meeting, OneGpu, P2pGpu, Peer, Rx, Tx, turn};
+use crate::two_way::{how, whole};
 
 const ROUNDS: u64 = 30;
 
@@ -61,6 +61,17 @@ struct Worker<K: Kind> {
 }
 
 impl<K: Kind> Worker<K> {
+    fn new(edge: u32, bytes: usize, end: End<K::Backend>) -> Self {
+        Self {
+            edge,
+            bytes,
+            end,
+            composer: Composer::new(),
+            lockstep: Lockstep::new(),
+            inbox: Vec::new(),
+        }
+    }
+
     /// What is written to this edge in this round.
     fn content(&self, round: u64) -> u64 {
         u64::from(self.edge) << 32 | round
@@ -88,11 +99,7 @@ impl<K: Kind> Worker<K> {
         let End::In(end) = &mut self.end else {
             return;
         };
-        let deadline = Instant::now() + HANG;
-        while !end.poll_frame(&mut self.inbox).unwrap() {
-            assert!(Instant::now() < deadline, "no frame came");
-            thread::yield_now();
-        }
+        until(|| end.poll_frame(&mut self.inbox).unwrap());
         let matched = self.lockstep.admit(&self.inbox).unwrap();
         assert_eq!(number(&matched), round, "edge {}", self.edge);
         if bytes > 0 {
@@ -105,14 +112,7 @@ impl<K: Kind> Worker<K> {
 }
 
 fn lease_of<T>(mut lease: impl FnMut() -> Result<Option<T>, TransportError>) -> T {
-    let deadline = Instant::now() + HANG;
-    loop {
-        if let Some(lease) = lease().unwrap() {
-            return lease;
-        }
-        assert!(Instant::now() < deadline, "no slot came back");
-        thread::yield_now();
-    }
+    until_some("a slot", || lease().unwrap())
 }
 
 /// A rank from its meeting to its end: all edges at work, then all but the first.
@@ -122,7 +122,7 @@ fn work<K: Kind>(mut peer: Peer, ends: &[EdgeEnd], all: &Barrier) {
     let bell = Bell::new().unwrap();
     let (agreed, on_frame) = backend.agree(&mut peer, ends, &bell).unwrap();
     let listening = peer.listen(on_frame, &Arc::default());
-    let connected = backend.connect(agreed, how(&FlightRecorder::off()));
+    let connected = backend.connect(agreed, how(HANG, &|| true, &FlightRecorder::off()));
     let connected = connected.unwrap();
     let numbers: Vec<_> = connected.ends.iter().map(|(edge, _)| *edge).collect();
     assert!(numbers.is_sorted());
@@ -132,14 +132,7 @@ fn work<K: Kind>(mut peer: Peer, ends: &[EdgeEnd], all: &Barrier) {
     let workers = connected.ends.into_iter().map(|(number, end)| {
         let given = ends.iter().find(|given| given.edge == number).unwrap();
         assert_eq!(matches!(end, End::Out(_)), given.is_sender);
-        Worker::<K> {
-            edge: number,
-            bytes: bytes(given.shape),
-            end,
-            composer: Composer::new(),
-            lockstep: Lockstep::new(),
-            inbox: Vec::new(),
-        }
+        Worker::<K>::new(number, bytes(given.shape), end)
     });
     let mut workers: Vec<_> = workers.collect();
     for round in 0..ROUNDS * 2 {
@@ -158,15 +151,6 @@ fn work<K: Kind>(mut peer: Peer, ends: &[EdgeEnd], all: &Barrier) {
     drop(workers);
     all.wait();
     drop(listening);
-}
-
-fn how(recorder: &FlightRecorder) -> Connect<'_> {
-    Connect {
-        generation: Generation::new(0),
-        deadline: Instant::now() + HANG,
-        is_wanted: &|| true,
-        recorder,
-    }
 }
 
 fn two_ranks<K: Kind>(via: Via, ends: &[EdgeEnd]) {
@@ -240,7 +224,7 @@ fn a_peer_that_is_gone_ends_all_edges_with_it<K: Kind<Backend: Edges<Out: Send, 
         let (_, mut backend) = K::rank(peer.own_rank().get());
         let bell = Bell::new().unwrap();
         let (agreed, _) = backend.agree(&mut peer, ends, &bell).unwrap();
-        let connected = backend.connect(agreed, how(&FlightRecorder::off()));
+        let connected = backend.connect(agreed, how(HANG, &|| true, &FlightRecorder::off()));
         connected.unwrap().ends
     };
     thread::scope(|scope| {
@@ -307,11 +291,10 @@ fn a_slot_is_free_when_reader_and_sender_are_done<K: Kind>() {
         assert!(edge.try_lease().unwrap().is_none());
         if reader_first {
             drop(payload);
-            let deadline = Instant::now() + HANG;
-            while !sending.is_done().unwrap() {
+            until(|| {
                 assert!(edge.try_lease().unwrap().is_none(), "the sender holds it");
-                assert!(Instant::now() < deadline);
-            }
+                sending.is_done().unwrap()
+            });
             assert!(edge.try_lease().unwrap().is_none(), "the sender holds it");
             drop(sending);
         } else {
@@ -353,12 +336,7 @@ fn what_was_handed_on_can_be_copied_and_outlives_its_edge<K: Kind>() {
     let (sending, payload) = first.hand_on(lease, 64).unwrap();
     drop(first);
     let mut copy = lease_of(|| second.try_lease());
-    let whole = Part {
-        from: 0,
-        to: 0,
-        bytes: 64,
-    };
-    sending.copy_into(&[whole], &mut copy).unwrap();
+    sending.copy_into(&[whole(64)], &mut copy).unwrap();
     let (_sending, copied) = second.hand_on(copy, 64).unwrap();
     memory.assert_holds(&copied, 64, 5);
     memory.assert_holds(&payload, 64, 5);
@@ -423,15 +401,8 @@ fn a_slot_is_not_leased_while_any_stream_reads_it() {
             memory.read(&payload, &quick, || ());
         }
         drop((sending, payload));
-        let deadline = Instant::now() + HANG;
-        loop {
-            let is_read = passed.is_done().unwrap();
-            if edge.try_lease().unwrap().is_some() {
-                assert!(passed.is_done().unwrap(), "leased while it is read");
-                break;
-            }
-            assert!(Instant::now() < deadline, "it never came back: {is_read}");
-        }
+        lease_of(|| edge.try_lease());
+        assert!(passed.is_done().unwrap(), "leased while it is read");
     }
 }
 
@@ -445,22 +416,16 @@ fn a_copy_of_what_was_handed_on_comes_before_the_next_writer() {
         let (sending, payload) = handed_on(&mut edge, |lease| memory.write(lease, 4096, 1));
         let mut copy = lease_of(|| edge.try_lease());
         memory.write_slowly(&mut copy, &slow, 100_000, 2);
-        let whole = Part {
-            from: 0,
-            to: 0,
-            bytes: 4096,
-        };
         if !reads_behind {
             memory.assert_holds(&payload, 4096, 1);
             drop(payload);
-            let deadline = Instant::now() + HANG;
-            while !sending.is_done().unwrap() {
-                assert!(Instant::now() < deadline);
+            until(|| {
                 assert!(edge.try_lease().unwrap().is_none());
-            }
-            sending.copy_into(&[whole], &mut copy).unwrap();
+                sending.is_done().unwrap()
+            });
+            sending.copy_into(&[whole(4096)], &mut copy).unwrap();
         } else {
-            sending.copy_into(&[whole], &mut copy).unwrap();
+            sending.copy_into(&[whole(4096)], &mut copy).unwrap();
             memory.read(&payload, &other, || ());
             drop(payload);
         }
@@ -496,7 +461,7 @@ fn many_ranks_share_one_backend() {
     let shape = edge(1, 256);
     // A ring of three: each rank sends to the next.
     let number = |from: u32| from + 10;
-    let meeting = Arc::new(Meeting::new(3, Via::Unix));
+    let meeting = Arc::new(Meeting::new(&[0, 1, 2].map(Rank::new), Via::Unix));
     thread::scope(|scope| {
         for me in 0..3_u32 {
             let meeting = Arc::clone(&meeting);
@@ -509,7 +474,7 @@ fn many_ranks_share_one_backend() {
                     if ![low, high].contains(&me) {
                         continue;
                     }
-                    let mut peer = meeting.peer(me, low + high - me);
+                    let mut peer = meeting.peer(Rank::new(me), Rank::new(low + high - me));
                     let from = if (low + 1) % 3 == high { low } else { high };
                     let end = EdgeEnd {
                         edge: number(from),
@@ -517,28 +482,17 @@ fn many_ranks_share_one_backend() {
                         is_sender: from == me,
                     };
                     let (agreed, _) = backend.agree(&mut peer, &[end], &bell).unwrap();
-                    let made = backend.connect(agreed, how(&FlightRecorder::off()));
-                    for (edge, end) in made.unwrap().ends {
-                        match end {
-                            End::Out(end) => out = Some((edge, end)),
-                            End::In(end) => incoming = Some((edge, end)),
+                    let made = backend.connect(agreed, how(HANG, &|| true, &FlightRecorder::off()));
+                    for made in made.unwrap().ends {
+                        match made.1 {
+                            End::Out(_) => out = Some(made),
+                            End::In(_) => incoming = Some(made),
                         }
                     }
                 }
-                let mut workers = [
-                    out.map(|(edge, end)| (edge, End::Out(end))),
-                    incoming.map(|(edge, end)| (edge, End::In(end))),
-                ]
-                .map(|end| {
+                let mut workers = [out, incoming].map(|end: Option<(u32, End<_>)>| {
                     let (edge, end) = end.expect("an edge out and one in");
-                    Worker::<Gpu> {
-                        edge,
-                        bytes: 256,
-                        end,
-                        composer: Composer::new(),
-                        lockstep: Lockstep::new(),
-                        inbox: Vec::new(),
-                    }
+                    Worker::<Gpu>::new(edge, 256, end)
                 });
                 for round in 0..ROUNDS {
                     let [out, incoming] = &mut workers;

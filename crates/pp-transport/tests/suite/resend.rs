@@ -8,6 +8,8 @@ use pp_transport::error::TransportError;
 use pp_transport::host::{Host, HostRx, HostTx, Sending};
 use pp_transport::in_flight::{InFlight, Part, Resend as _};
 
+use crate::two_way::whole;
+
 const BYTES: usize = 1000;
 
 fn pair() -> (HostTx, HostRx) {
@@ -83,12 +85,7 @@ fn a_payload_that_could_not_be_sent_is_held_like_one_that_was() {
     drop((front, back));
     let (mut front, _back) = pair();
     let mut slot = front.try_lease().unwrap().unwrap();
-    let whole = Part {
-        from: 0,
-        to: 0,
-        bytes: BYTES as u64,
-    };
-    unsent.copy_into(&[whole], &mut slot).unwrap();
+    unsent.copy_into(&[whole(BYTES as u64)], &mut slot).unwrap();
     assert!(slot.bytes_mut().iter().all(|byte| *byte == 9));
     assert!(!unsent.is_done().unwrap());
 }
@@ -101,8 +98,7 @@ fn a_part_beyond_the_slot_is_refused_and_nothing_is_copied_for_it() {
     slot.bytes_mut().fill(7);
     let beyond = Part {
         from: 1,
-        to: 0,
-        bytes: BYTES as u64,
+        ..whole(BYTES as u64)
     };
     let error = sent.copy_into(&[beyond], &mut slot).unwrap_err();
     assert!(

@@ -4,13 +4,14 @@
 use std::time::{Duration, Instant};
 
 use pp_contract::{Generation, Matched, Prepared, Rank, Stamp};
+use pp_testing::HANG;
 use pp_transport::backend::{Abort, Backend, Connect, Connected, EdgeEnd, End, OnFrame, Peer};
 use pp_transport::bell::Bell;
 use pp_transport::edge::{EdgeRx, EdgeTx, Edges, Sent};
 use pp_transport::error::TransportError;
 use pp_transport::flight::FlightRecorder;
 use pp_transport::host::{EdgeShape, Host};
-use pp_transport::in_flight::{InFlight, Rejected};
+use pp_transport::in_flight::{InFlight, Part, Rejected};
 use pp_transport::lane::{self, LaneEnd};
 use pp_transport::nccl::{NcclEdge, UniqueId};
 
@@ -58,9 +59,6 @@ impl<B: Edges> TwoWay<B> {
         self.incoming.receive(header)
     }
 }
-
-/// Far enough away that only a hang reaches it.
-const HANG: Duration = Duration::from_secs(60);
 
 const LOW: Rank = Rank::new(0);
 const HIGH: Rank = Rank::new(1);
@@ -113,6 +111,15 @@ pub(crate) fn edge_ends(up: EdgeShape, down: EdgeShape, is_lower: bool) -> [Edge
         shape,
         is_sender,
     })
+}
+
+/// All of a payload, to the same place in another slot.
+pub(crate) fn whole(bytes: u64) -> Part {
+    Part {
+        from: 0,
+        to: 0,
+        bytes,
+    }
 }
 
 pub(crate) fn how<'a>(

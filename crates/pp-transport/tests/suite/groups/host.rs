@@ -6,13 +6,14 @@ use pp_transport::backend::Backend;
 use pp_transport::flight::{FlightRecorder, Kind, State};
 use pp_transport::group::Members;
 use pp_transport::host::Host;
+use pp_transport::launch::Via;
 
-use super::{Instant, each, join, ranks, wires};
+use super::{Instant, each, join, ranks};
 
 #[test]
 fn ranks_of_one_host_make_a_group_and_use_it() {
     for members in 1..=4 {
-        each(wires(members, true), |at, wires| {
+        each(members, Via::Unix, |at, wires| {
             let recorder = FlightRecorder::new(16);
             let mut joined = join(&mut Host, at, members, wires, &recorder).unwrap();
             let group = &mut joined.group;
@@ -43,7 +44,7 @@ fn ranks_of_one_host_make_a_group_and_use_it() {
 
 #[test]
 fn an_abort_of_one_rank_reaches_the_other() {
-    let ended = each(wires(2, true), |at, wires| {
+    let ended = each(2, Via::Unix, |at, wires| {
         let mut joined = join(&mut Host, at, 2, wires, &FlightRecorder::off()).unwrap();
         if at == 0 {
             return joined.group.barrier().unwrap_err().to_string();
@@ -61,7 +62,7 @@ fn an_abort_of_one_rank_reaches_the_other() {
 
 #[test]
 fn ranks_of_different_hosts_are_refused() {
-    each(wires(2, false), |at, mut wires| {
+    each(2, Via::Tcp, |at, mut wires| {
         let ranks = ranks(2);
         let members = Members::new("phase_b", &ranks, ranks[at]).unwrap();
         let fault = Host.agree_on_group(&members, &mut wires).unwrap_err();

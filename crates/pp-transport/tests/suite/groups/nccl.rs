@@ -1,16 +1,17 @@
 //! Groups on devices: the collectives on memory that the caller keeps, over the fake NCCL.
 
-use pp_testing::assert_has;
 use std::sync::Barrier;
 
 use pp_contract::DType;
 use pp_device::{Device, DeviceBuffer, DevicePtr, PinnedBuffer, Stream};
+use pp_testing::{HANG, assert_has, until_some};
 use pp_transport::edge::GroupEnd as _;
 use pp_transport::error::TransportError;
 use pp_transport::flight::{FlightRecorder, Kind, State};
+use pp_transport::launch::Via;
 use pp_transport::nccl::{Communicator, Issuer, Nccl, NcclBackend};
 
-use super::{HANG, Instant, each, join, wires};
+use super::{Instant, each, join};
 use crate::edges_support::turn;
 use pp_fakes::Fakes;
 
@@ -57,22 +58,17 @@ impl Member {
 
 /// Waits until the thread that ends a group has left the device to the next test.
 fn await_issuer(nccl: &Nccl, device: &Device) {
-    let deadline = Instant::now() + HANG;
-    while let Err(error) = Issuer::open(nccl, device) {
-        assert!(
-            matches!(error, TransportError::DeviceTaken { .. }),
-            "{error}"
-        );
-        assert!(Instant::now() < deadline, "the device is never free");
-        std::thread::yield_now();
-    }
+    until_some("the device", || match Issuer::open(nccl, device) {
+        Err(TransportError::DeviceTaken { .. }) => None,
+        opened => Some(opened.unwrap()),
+    });
 }
 
 fn members<R: Send>(count: usize, part: impl Fn(&mut Member) -> R + Sync) -> Vec<R> {
     let _turn = turn();
     Fakes::newest().load().set("DEVICES", &DEVICES.to_string());
     let nccl = Nccl::load().unwrap();
-    let done = each(wires(count, true), |at, wires| {
+    let done = each(count, Via::Unix, |at, wires| {
         let device = Device::open(at as u32).unwrap();
         let mut backend = NcclBackend::new(device.clone(), nccl.clone());
         let recorder = FlightRecorder::new(64);
@@ -259,13 +255,7 @@ fn an_asynchronous_nccl_error_is_seen_while_work_is_under_way() {
             unsafe { m.group.receive(data, 1, &m.stream) }.unwrap();
             m.group.look().unwrap();
             fakes.set("FAULTS", "ncclCommGetAsyncError:1:3");
-            let deadline = Instant::now() + HANG;
-            let error = loop {
-                assert!(Instant::now() < deadline, "it is never seen");
-                if let Err(error) = m.group.look() {
-                    break error.to_string();
-                }
-            };
+            let error = until_some("the error", || m.group.look().err()).to_string();
             fakes.set("FAULTS", "");
             assert!(error.contains("group phase_b failed by itself"), "{error}");
             m.group.barrier(&m.stream).unwrap_err();
