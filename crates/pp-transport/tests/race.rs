@@ -6,19 +6,23 @@
 //! which takes a lease again as soon as the edge gives one, never does. Runs with
 //! `PP_TEST_GPU=real` on a machine with two GPUs and prints one JSON object.
 
+mod control_support;
+mod edges_support;
 mod two_way;
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use nccl_sys::{Nccl as RawNccl, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
-use pp_contract::{Composer, Generation, Lockstep};
+use pp_contract::{Composer, Lockstep};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{edge, prepare, wait_for};
 use pp_transport::gpu::DeviceRx;
-use pp_transport::nccl::{self, Issuer, Nccl, NcclBackend, NcclOptions, UniqueId};
+use pp_transport::launch::Via;
+use pp_transport::nccl::{Nccl, NcclBackend};
 
-use crate::two_way::{Lanes, TwoWay, both, edges, lanes};
+use crate::edges_support::{Meeting, Peer};
+use crate::two_way::{TwoWay, by_backend, edge_ends};
 
 /// As many bytes as the activations of the peer program, 64 MiB.
 const BYTES: usize = 2048 * 16384 * 2;
@@ -170,26 +174,13 @@ fn raw_receiver(nccl: &RawNccl, id: ncclUniqueId, barrier: &Barrier) -> u32 {
 
 /// Runs in which the receiver got something else than was sent, and how long all took.
 fn safe_corrupted() -> (u64, f64) {
-    let nccl = Nccl::load().unwrap();
-    let ids = [UniqueId::new(&nccl).unwrap(), UniqueId::new(&nccl).unwrap()];
-    let (up, down) = (edge(1, BYTES as u64), edge(1, 64));
-    let (low, high) = lanes(up, down);
-    let connect = |ordinal: u32, lanes: Lanes| {
+    let [low, high] = Meeting::of_two(Via::Unix);
+    let connect = |ordinal: u32, mut peer: Peer| {
         let device = Device::open(ordinal).unwrap();
         device.bind().unwrap();
-        let bell = lanes.bell.clone();
-        let ends = nccl::connect(
-            NcclOptions {
-                issuer: Issuer::open(&nccl, &device).unwrap(),
-                is_lower: ordinal == 0,
-                edges: edges(lanes, up, down, ids),
-                deadline: Instant::now() + HANG,
-                generation: Generation::new(0),
-                blocking: true,
-            },
-            &|| true,
-        );
-        (both(ends.unwrap(), bell).0, device)
+        let mut backend = NcclBackend::new(device.clone(), Nccl::load().unwrap());
+        let ends = edge_ends(edge(1, BYTES as u64), edge(1, 64), ordinal == 0);
+        (by_backend(&mut backend, &mut peer, ends), device)
     };
     let start = Instant::now();
     let corrupted = std::thread::scope(|scope| {

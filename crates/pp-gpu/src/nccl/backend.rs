@@ -5,9 +5,10 @@ use std::time::Instant;
 use nccl_sys::Nccl;
 use pp_contract::{Fault, FaultKind, Rank, with_source};
 
+use super::edge::{Agreed, NcclEdge, connect};
 use super::issuer::ConnectWait;
 use super::settings::as_settings;
-use super::{Communicator, Issuer, NcclEdge, NcclOptions, UniqueId, connect, is_at_rest, warm_up};
+use super::{Communicator, Issuer, UniqueId, is_at_rest, warm_up};
 use crate::gpu::{DeviceIn, DeviceLocal, DeviceOut, DeviceRx, DeviceTx, Receiving, Sending, join};
 use pp_device::Device;
 use pp_edges::backend::{
@@ -43,13 +44,6 @@ pub struct NcclBackend {
     issuer: Option<Issuer>,
 }
 
-/// Holds the values that two ranks exchange before NCCL connects them.
-#[derive(Debug)]
-pub struct Agreed {
-    is_lower: bool,
-    edges: Vec<NcclEdge>,
-}
-
 impl NcclBackend {
     /// A backend with blocking communicators.
     pub fn new(device: Device, nccl: Nccl) -> Self {
@@ -80,9 +74,7 @@ impl NcclBackend {
             Some(issuer) => issuer,
             None => loop {
                 match Issuer::open(nccl, &self.device) {
-                    Err(TransportError::DeviceTaken { .. })
-                        if Instant::now() < how.deadline && (how.is_wanted)() =>
-                    {
+                    Err(TransportError::DeviceTaken { .. }) if !ConnectWait::of(how).is_over() => {
                         std::thread::sleep(crate::times::LEFT_BEHIND_LOOK_EVERY);
                     }
                     opened => break opened?,
@@ -116,21 +108,12 @@ impl NcclBackend {
     where
         E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized,
     {
-        let Agreed { is_lower, edges } = agreed;
-        if edges.iter().all(|edge| edge.payloads.is_none()) {
+        if agreed.edges.iter().all(|edge| edge.payloads.is_none()) {
             // There is nothing to connect, and NCCL is not called.
-            let lone = edges.into_iter().map(|edge| (edge.number, edge.lane, None));
-            return Ok(join(lone, None));
+            let lone = agreed.edges.into_iter();
+            return Ok(join(lone.map(|edge| (edge.number, edge.lane, None)), None));
         }
-        let options = NcclOptions {
-            issuer: self.issuer(how)?,
-            is_lower,
-            edges,
-            deadline: how.deadline,
-            generation: how.generation,
-            blocking: self.blocking,
-        };
-        connect(options, how.is_wanted)
+        connect(&self.issuer(how)?, agreed, self.blocking, how)
     }
 
     fn make_ids(&self, rank: Rank, count: usize) -> Result<Vec<UniqueId>, Fault> {
@@ -268,11 +251,7 @@ impl Backend for NcclBackend {
     ) -> Result<Joined<Self::Group>, TransportError> {
         let (name, ranks) = (agreed.0.name(), agreed.0.ranks());
         let log = GroupLog::new(how.recorder, name, ranks, how.generation);
-        let wait = ConnectWait {
-            deadline: how.deadline,
-            is_wanted: how.is_wanted,
-        };
-        let issuer = self.issuer(how)?;
+        let (issuer, wait) = (self.issuer(how)?, ConnectWait::of(how));
         let group = Communicator::connect(&issuer, agreed, self.blocking, &wait, log)?;
         let handle = group.abort_handle();
         let abort: Abort = Box::new(move |why, deadline| handle.abort(why, deadline));

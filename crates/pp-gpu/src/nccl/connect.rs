@@ -204,17 +204,6 @@ pub(super) fn join(
     })
 }
 
-/// Joins one.
-pub(super) fn join_one(
-    life: &Life,
-    id: UniqueId,
-    places: (u32, u32),
-    blocking: bool,
-) -> Result<Comm, Stop> {
-    let comms = join(life, &[id], places, blocking)?;
-    comms.first().copied().ok_or(Stop::GivenUp)
-}
-
 /// One directed edge: its communicator, its stream, and what it does with payloads.
 #[derive(Debug)]
 pub(super) struct Edge {

@@ -3,48 +3,39 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pp_contract::{Generation, Rank};
+use pp_contract::Rank;
 
 use super::connect::{self, Edge, Stop};
 use super::id::UniqueId;
 use super::issuer::{ConnectWait, Issuer, IssuerUser};
 use super::life::Life;
 use crate::gpu::{DeviceIn, DeviceOut, DeviceTx, EdgesLife, Mover, Slot, Turn, join};
-use pp_edges::backend::Connected;
+use pp_edges::backend::{Connect, Connected};
 use pp_edges::edge::Edges;
 use pp_edges::error::TransportError;
 use pp_edges::host::EdgeShape;
 use pp_edges::lane::LaneEnd;
 use pp_words::slots::SlotWords;
 
-/// Configures all edges with one peer. Both ranks give the same shapes, ids and settings.
+/// Holds the values that two ranks exchange before NCCL connects them.
 #[derive(Debug)]
-pub struct NcclOptions {
-    /// Who issues on this rank's device.
-    pub issuer: Issuer,
+pub struct Agreed {
     /// Whether this rank is the lower of the two.
-    pub is_lower: bool,
+    pub(super) is_lower: bool,
     /// The edges in the order of their numbers.
-    pub edges: Vec<NcclEdge>,
-    /// When to give up.
-    pub deadline: Instant,
-    /// Which generation of communicators between the two this is.
-    pub generation: Generation,
-    /// Whether NCCL's calls return when they are done. Those of a non-blocking communicator return
-    /// at once and are asked after, which costs about 50 µs for each operation.
-    pub blocking: bool,
+    pub(super) edges: Vec<NcclEdge>,
 }
 
 /// Configures one edge.
 #[derive(Debug)]
-pub struct NcclEdge {
+pub(super) struct NcclEdge {
     /// Its number.
-    pub number: u32,
+    pub(super) number: u32,
     /// Its lane, with as many slots as its shape says.
-    pub lane: LaneEnd,
+    pub(super) lane: LaneEnd,
     /// Its shape, and the id of its communicator, made by one rank for both. None where it carries
     /// headers alone.
-    pub payloads: Option<(EdgeShape, UniqueId)>,
+    pub(super) payloads: Option<(EdgeShape, UniqueId)>,
 }
 
 /// Moves payloads by NCCL, over one communicator.
@@ -109,15 +100,18 @@ impl Mover for ByNccl {
 /// [`TransportError::NotInTime`] when the peer did not do its part by the deadline, or it is not wanted
 /// any more: a thread that waits inside NCCL is left behind then. The device has no memory for the
 /// slots; NCCL refuses; a lane has other slots than its shape.
-pub fn connect<E>(
-    options: NcclOptions,
-    is_wanted: &dyn Fn() -> bool,
+pub(super) fn connect<E>(
+    issuer: &Issuer,
+    agreed: Agreed,
+    blocking: bool,
+    how: Connect<'_>,
 ) -> Result<Connected<E>, TransportError>
 where
     E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized,
 {
+    let Agreed { is_lower, edges } = agreed;
     let (mut ends, mut ids) = (Vec::new(), Vec::new());
-    for NcclEdge { lane, payloads, .. } in &options.edges {
+    for NcclEdge { lane, payloads, .. } in &edges {
         let (slots, is_sender) = match lane {
             LaneEnd::Out(lane) => (lane.slots.words().depth(), true),
             LaneEnd::In(lane) => (lane.slots.slots.depth(), false),
@@ -134,37 +128,33 @@ where
     }
     check_queues();
     // Until the ends are tenants: the thread that issues stays the same.
-    let user = IssuerUser::new(&options.issuer);
-    let wait = ConnectWait {
-        deadline: options.deadline,
-        is_wanted,
-    };
+    let user = IssuerUser::new(issuer);
+    let wait = ConnectWait::of(how);
     let started = Instant::now();
-    let peer = options.edges.first().map(|edge| edge.lane.peer());
+    let peer = edges.first().map(|edge| edge.lane.peer());
     let peer = peer.unwrap_or(Rank::new(0));
-    let (is_lower, blocking) = (options.is_lower, options.blocking);
     let what = format!("the connection to rank {peer}");
-    let made = connect::by(&options.issuer, what, &wait, move |life, progress| {
+    let made = connect::by(issuer, what, &wait, move |life, progress| {
         connect::edges(life, progress, is_lower, &ends, &ids, blocking)
     });
     let (life, halves) = made?;
     tracing::debug!(
         peer = peer.get(),
-        generation = options.generation.get(),
+        generation = how.generation.get(),
         blocking,
         edges = halves.len(),
         ms = started.elapsed().as_millis() as u64,
         "NCCL edges connected"
     );
     let mut halves = halves.into_iter();
-    let lone = options.edges.into_iter().map(|made| {
+    let lone = edges.into_iter().map(|made| {
         let half = made.payloads.and_then(|_| halves.next());
         let payloads = half.map(|(edge, slots)| {
             let mover: Box<dyn Mover> = Box::new(ByNccl {
                 edge,
                 life: Arc::clone(&life),
                 peer,
-                _user: IssuerUser::new(&options.issuer),
+                _user: IssuerUser::new(issuer),
             });
             (slots, mover)
         });

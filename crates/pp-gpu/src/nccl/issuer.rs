@@ -16,6 +16,7 @@ use nccl_sys::Nccl;
 
 use crate::gpu::Turn;
 use pp_device::Device;
+use pp_edges::backend::Connect;
 use pp_edges::error::TransportError;
 
 /// Devices of this process that have an issuer.
@@ -27,11 +28,11 @@ pub(super) struct ConnectWait<'a> {
     pub(super) is_wanted: &'a dyn Fn() -> bool,
 }
 
-impl ConnectWait<'_> {
-    pub(super) fn until(deadline: Instant) -> Self {
+impl<'a> ConnectWait<'a> {
+    pub(super) fn of(how: Connect<'a>) -> Self {
         Self {
-            deadline,
-            is_wanted: &|| true,
+            deadline: how.deadline,
+            is_wanted: how.is_wanted,
         }
     }
 

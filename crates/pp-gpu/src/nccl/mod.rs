@@ -11,9 +11,9 @@
 //! Choices: one communicator and one stream for each directed edge, so that no direction waits for
 //! the other. With `CUDA_DEVICE_MAX_CONNECTIONS=1` that is not so: both streams may share the one
 //! queue of the device, where a send that is too large for NCCL's buffers waits for its receiver,
-//! and the receive behind it for the send; [`connect()`] warns of it. Communicators are
+//! and the receive behind it for the send; the connection warns of it. Communicators are
 //! made and tried out before the first payload, with a deadline, on a thread that may be left
-//! behind ([`connect()`]), and can be given up from any thread ([`AbortHandle`]). Blocking
+//! behind (`connect.rs`), and can be given up from any thread ([`AbortHandle`]). Blocking
 //! communicators by default: a send takes the thread 6 to 10 µs on one, 43 to 50 µs on a
 //! non-blocking one (docs/measuring.md), and what a non-blocking one allows, leaving a call that
 //! hangs, a thread that may be lost allows too.
@@ -36,9 +36,9 @@ mod life;
 mod settings;
 mod warm_up;
 
-pub use backend::{Agreed, NcclBackend, uuid_text};
+pub use backend::{NcclBackend, uuid_text};
 pub use communicator::Communicator;
-pub use edge::{NcclEdge, NcclOptions, connect};
+pub use edge::Agreed;
 pub use id::UniqueId;
 pub use issuer::Issuer;
 pub use life::{AbortHandle, is_at_rest};

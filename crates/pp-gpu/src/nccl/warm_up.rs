@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::connect::{ConnectProgress, Unmade, all_pairs, join_one};
+use super::connect::{ConnectProgress, Unmade, all_pairs, join};
 use super::id::UniqueId;
 use super::issuer::{ConnectWait, Issuer};
 use super::life::Life;
@@ -24,9 +24,11 @@ pub fn warm_up(issuer: &Issuer, deadline: Instant) -> Result<(), TransportError>
     let id = UniqueId::new(issuer.nccl())?;
     let life = Arc::new(Life::new(&issuer.core, "the warm-up".into()));
     // Here, so that no connection comes before it.
-    let second = issuer
-        .core
-        .enter_to_connect(&life.what, &ConnectWait::until(deadline))?;
+    let wait = ConnectWait {
+        deadline,
+        is_wanted: &|| true,
+    };
+    let second = issuer.core.enter_to_connect(&life.what, &wait)?;
     let unmade = Unmade::new(life, second);
     let thread = std::thread::Builder::new().name("pp-nccl-warm".into());
     // Without a thread it is not made, and ends here.
@@ -34,8 +36,9 @@ pub fn warm_up(issuer: &Issuer, deadline: Instant) -> Result<(), TransportError>
         let (life, begun) = (&unmade.life, Instant::now());
         let progress = ConnectProgress::new(life);
         let made = life.core.device.bind().map_err(Into::into).and_then(|()| {
-            let comm = join_one(life, id, (0, 1), true)?;
-            all_pairs(life, &progress, comm, 0, 1)
+            let comms = join(life, &[id], (0, 1), true)?;
+            let mut comms = comms.into_iter();
+            comms.try_for_each(|comm| all_pairs(life, &progress, comm, 0, 1))
         });
         match made {
             Ok(()) => {

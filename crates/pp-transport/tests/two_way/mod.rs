@@ -12,8 +12,6 @@ use pp_transport::error::TransportError;
 use pp_transport::flight::FlightRecorder;
 use pp_transport::host::{EdgeShape, Host};
 use pp_transport::in_flight::{InFlight, Part, Rejected};
-use pp_transport::lane::{self, LaneEnd};
-use pp_transport::nccl::{NcclEdge, UniqueId};
 
 /// What a rank has: an edge to its peer, and one back.
 pub(crate) struct TwoWay<B: Edges> {
@@ -75,32 +73,6 @@ pub(crate) fn on_host(up: EdgeShape, down: EdgeShape) -> (TwoWay<Host>, TwoWay<H
     (
         TwoWay::new(up_tx, down_rx, low),
         TwoWay::new(down_tx, up_rx, high),
-    )
-}
-
-/// A rank's lanes, of the edge up and of that down.
-pub(crate) struct Lanes {
-    pub(crate) up: LaneEnd,
-    pub(crate) down: LaneEnd,
-    pub(crate) bell: Bell,
-}
-
-/// The lanes of both ranks, the lower first.
-pub(crate) fn lanes(up: EdgeShape, down: EdgeShape) -> (Lanes, Lanes) {
-    let [low, high] = bells();
-    let (up_tx, up_rx) = lane::pair(up, (LOW, &low), (HIGH, &high)).unwrap();
-    let (down_tx, down_rx) = lane::pair(down, (HIGH, &high), (LOW, &low)).unwrap();
-    (
-        Lanes {
-            up: LaneEnd::Out(up_tx),
-            down: LaneEnd::In(down_rx),
-            bell: low,
-        },
-        Lanes {
-            up: LaneEnd::In(up_rx),
-            down: LaneEnd::Out(down_tx),
-            bell: high,
-        },
     )
 }
 
@@ -178,24 +150,8 @@ pub(crate) fn by_backend<B: Backend>(
     met.connect(backend, HANG, &|| true).unwrap().0
 }
 
-/// What NCCL connects.
-pub(crate) fn edges(
-    lanes: Lanes,
-    up: EdgeShape,
-    down: EdgeShape,
-    ids: [UniqueId; 2],
-) -> Vec<NcclEdge> {
-    let edges = [(0, lanes.up, up, ids[0]), (1, lanes.down, down, ids[1])];
-    let edges = edges.map(|(number, lane, shape, id)| NcclEdge {
-        number,
-        lane,
-        payloads: Some((shape, id)),
-    });
-    edges.into()
-}
-
 /// The edge up and that down, and what gives them up.
-pub(crate) fn both<B: Edges>(connected: Connected<B>, bell: Bell) -> (TwoWay<B>, Abort) {
+fn both<B: Edges>(connected: Connected<B>, bell: Bell) -> (TwoWay<B>, Abort) {
     let (mut out, mut incoming) = (None, None);
     for (_, end) in connected.ends {
         match end {
