@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use super::part;
 use super::slots::{RxPool, Slot, TxPool};
 use pp_device::{CudaError, DevicePtr, Stream};
 use pp_edges::edge::check_payload;
@@ -240,14 +241,10 @@ impl Resend for Sending {
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         // The stream that sends the slot, where one does: so its send waits for nothing else.
         let stream = slot.pool.stream.clone();
-        let piece = |whole: DevicePtr, at: usize, len: usize| DevicePtr {
-            address: whole.address + at as u64,
-            len,
-        };
         self.pool.slot(self.slot).reread_on(&stream, |from| {
             slot.write_on(&stream, |to| {
                 parts.iter().try_for_each(|&(source, target, len)| {
-                    let (from, to) = (piece(from, source, len), piece(to, target, len));
+                    let (from, to) = (part(from, source, len), part(to, target, len));
                     // SAFETY: both ranges lie inside their slots (checked). The slot that was sent
                     // is IN FLIGHT for as long as this submission exists, so no lease writes it,
                     // and NCCL only reads it. Once it is leased again, the work that writes it is

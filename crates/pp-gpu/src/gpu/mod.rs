@@ -19,15 +19,24 @@ pub(crate) use self::far::Far;
 pub use self::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 pub use self::local::DeviceLocal;
 pub(crate) use self::slots::{DeviceSlots, Slot};
-use pp_device::{DeviceBuffer, Event, Stream};
+use pp_device::{DeviceBuffer, DevicePtr, Event, Stream};
 use pp_edges::error::TransportError;
 
 /// What all edges with one peer have in common, as their slots see it: they live and end together.
 pub(crate) trait EdgesLife: Debug + Send + Sync {
     /// An error once they are dead: nothing in flight is believed any more.
-    fn check(&self) -> Result<(), TransportError>;
+    #[inline]
+    fn check(&self) -> Result<(), TransportError> {
+        if self.is_dead() {
+            return Err(self.aborted());
+        }
+        Ok(())
+    }
 
     fn is_dead(&self) -> bool;
+
+    /// That they are dead, and why.
+    fn aborted(&self) -> TransportError;
 
     /// A completion was asked for in vain.
     ///
@@ -61,6 +70,12 @@ impl PendingFree {
     pub(crate) fn free(self) {
         self.buffer.free_behind(self.events, self.stream);
     }
+}
+
+/// So many bytes of the memory, from this one on.
+pub(crate) fn part(of: DevicePtr, at: usize, len: usize) -> DevicePtr {
+    let address = of.address + at as u64;
+    DevicePtr { address, len }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -11,7 +11,7 @@ use pp_contract::{DType, Rank};
 
 use super::calls::{Call, Comm, Operation};
 use super::communicator::Communicator;
-use crate::gpu::EdgesLife as _;
+use crate::gpu::{EdgesLife as _, part};
 use pp_device::{DevicePtr, Stream};
 use pp_edges::error::TransportError;
 use pp_edges::flight::{Kind, State};
@@ -36,14 +36,6 @@ fn raw_type(dtype: DType) -> ncclDataType_t {
         DType::Bf16 => ncclDataType_t::ncclBfloat16,
         DType::F16 => ncclDataType_t::ncclFloat16,
         DType::F32 => ncclDataType_t::ncclFloat32,
-    }
-}
-
-/// Part of the memory at an address.
-fn part(of: DevicePtr, start: u64, len: u64) -> DevicePtr {
-    DevicePtr {
-        address: of.address + start,
-        len: len as usize,
     }
 }
 
@@ -140,7 +132,7 @@ impl Communicator {
         let is_root = peer.0 == own;
         let mut about = bytes_of(kind, Some(peer), total as usize);
         if is_root && one.len > 0 {
-            let place = part(all, start, parts[own]);
+            let place = part(all, start as usize, one.len);
             about.copy = Some(if gathers { (one, place) } else { (place, one) });
         }
         let transfer = |sends, member| match sends {
@@ -175,11 +167,8 @@ impl Communicator {
     ) -> Result<(), TransportError> {
         self.members.check_sum(dtype, data.len as u64)?;
         let about = About {
-            kind: Kind::AllReduce,
-            peer: None,
-            bytes: data.len,
             dtype,
-            copy: None,
+            ..bytes_of(Kind::AllReduce, None, data.len)
         };
         let operation = (Operation::AllReduce(ncclRedOp_t::ncclSum), data);
         // SAFETY: the caller's promise.
@@ -344,12 +333,14 @@ fn bytes_of(kind: Kind, peer: Option<(usize, Rank)>, bytes: usize) -> About {
 fn each_other(
     parts: &[u64],
     own: usize,
-    mut each: impl FnMut(u32, u64, u64) -> Result<(), NcclError>,
+    mut each: impl FnMut(u32, usize, usize) -> Result<(), NcclError>,
 ) -> Result<(), NcclError> {
     let mut start = 0;
-    for (member, len) in parts.iter().enumerate() {
+    // What all parts have in common was checked against memory that there is.
+    let parts = parts.iter().map(|len| *len as usize);
+    for (member, len) in parts.enumerate() {
         if member != own {
-            each(member as u32, start, *len)?;
+            each(member as u32, start, len)?;
         }
         start += len;
     }

@@ -92,17 +92,16 @@ pub(super) enum How {
 }
 
 impl EdgesLife for Life {
-    /// An error once the generation is dead.
-    #[inline]
-    fn check(&self) -> Result<(), TransportError> {
-        if self.dead.load(Ordering::Acquire) {
-            return Err(self.aborted());
-        }
-        Ok(())
-    }
-
     fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
+    }
+
+    #[cold]
+    fn aborted(&self) -> TransportError {
+        TransportError::Aborted {
+            what: self.what.clone(),
+            why: self.why.get().cloned().unwrap_or_default(),
+        }
     }
 
     /// Called when a completion was asked for in vain; now and then looks whether the communicators
@@ -196,14 +195,6 @@ impl Life {
     /// What an error of NCCL means: after an abort it is no reason.
     pub(super) fn explain(&self, error: TransportError) -> TransportError {
         self.check().err().unwrap_or(error)
-    }
-
-    #[cold]
-    pub(super) fn aborted(&self) -> TransportError {
-        TransportError::Aborted {
-            what: self.what.clone(),
-            why: self.why.get().cloned().unwrap_or_default(),
-        }
     }
 
     /// Begins a call into NCCL.

@@ -30,19 +30,16 @@ impl CopyLife {
 
 impl EdgesLife for CopyLife {
     #[inline]
-    fn check(&self) -> Result<(), TransportError> {
-        if !self.is_dead() {
-            return Ok(());
-        }
-        Err(TransportError::Aborted {
-            what: self.what.clone(),
-            why: self.why.get().cloned().unwrap_or_default(),
-        })
-    }
-
-    #[inline]
     fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
+    }
+
+    #[cold]
+    fn aborted(&self) -> TransportError {
+        TransportError::Aborted {
+            what: self.what.clone(),
+            why: self.why.get().cloned().unwrap_or_default(),
+        }
     }
 
     /// A device that fails says so to whoever issues next; a peer that is gone is noticed elsewhere.

@@ -9,13 +9,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pp_contract::{Fault, with_source};
-use pp_device::{
-    CudaError, Device, DevicePtr, Event, PinnedBuffer, Registered, SharedMemory, Stream,
-};
+use pp_device::{CudaError, Device, Event, PinnedBuffer, Registered, SharedMemory, Stream};
 
 use super::life::{CopyEngine, CopyLife};
 use super::numbers::{self, FarSlot, Page, Side};
-use crate::gpu::{DeviceSlots, EdgesLife, Far as _, Lone, Mover, Slot};
+use crate::gpu::{DeviceSlots, EdgesLife, Far as _, Lone, Mover, Slot, part};
 use crate::times::{LOOK_EVERY, TRIED_WITHIN};
 use pp_edges::backend::{EdgeEnd, Peer, receive_fds, share_memory};
 use pp_edges::bell::Bell;
@@ -214,9 +212,7 @@ fn open(
         let there = Arc::new(there);
         let (mut far, mut slots) = (Vec::new(), Vec::new());
         for slot in 0..end.shape.slots() as usize {
-            let address = there.ptr().address + (slot * stride) as u64;
-            let len = capacity;
-            let place = DevicePtr { address, len };
+            let place = part(there.ptr(), slot * stride, capacity);
             let side = match end.is_sender {
                 true => Side::Out {
                     to: place,
@@ -254,13 +250,6 @@ fn ends_of(capacity: usize) -> [std::ops::Range<usize>; 2] {
     [0..len, capacity - len..capacity]
 }
 
-fn piece(whole: DevicePtr, range: &std::ops::Range<usize>) -> DevicePtr {
-    DevicePtr {
-        address: whole.address + range.start as u64,
-        len: range.len(),
-    }
-}
-
 /// Each end of each slot of an edge, with its place in memory of the host.
 fn pieces(path: &Path) -> impl Iterator<Item = (u32, std::ops::Range<usize>, usize)> + use<> {
     let (slots, ends) = (path.far.len() as u32, ends_of(path.slots.capacity));
@@ -293,7 +282,7 @@ fn send_pattern(
     let stream = &path.slots.stream;
     let issued = pieces(path).try_for_each(|(number, range, place)| {
         let slot = path.slots.slot(number);
-        let to = piece(slot.ptr(), &range);
+        let to = part(slot.ptr(), range.start, range.len());
         slot.write_on(&mut None, stream, || {
             // SAFETY: the slot has no owner yet, and is freed only behind the event that is recorded behind this; the bytes
             // are freed only behind their use, which is noted below.
@@ -336,7 +325,7 @@ fn compare(device: &Device, end: &EdgeEnd, path: &Path) -> Result<(), Failed> {
     let mut staging = staging(device, path)?;
     let issued = pieces(path).try_for_each(|(number, range, place)| {
         let slot = path.slots.slot(number);
-        let from = piece(slot.ptr(), &range);
+        let from = part(slot.ptr(), range.start, range.len());
         slot.write_on(&mut None, stream, || {
             // SAFETY: the sender has written the slot, as its number says, and it stays mapped until the event that is
             // recorded behind this is done; the bytes are looked at behind the copy, and freed only behind their use.
