@@ -38,6 +38,14 @@ struct Edge<S> {
 }
 
 impl<S> Edge<S> {
+    fn new(slots: Arc<S>, region: Arc<Region>, place: Direction) -> Arc<Self> {
+        Arc::new(Self {
+            slots,
+            region,
+            place,
+        })
+    }
+
     fn bytes(&self, slot: u32, len: usize) -> std::ptr::NonNull<u8> {
         assert!(slot < self.place.depth && len <= self.place.slot_bytes);
         let offset = self.place.slots + slot as usize * self.place.stride;
@@ -209,11 +217,7 @@ impl HostTx {
     fn new(end: SharedEnd) -> Self {
         let lane = LaneTx::over_memory(&end);
         Self {
-            edge: Arc::new(Edge {
-                slots: Arc::clone(&lane.slots),
-                region: end.region,
-                place: end.place,
-            }),
+            edge: Edge::new(Arc::clone(&lane.slots), end.region, end.place),
             lane,
             sequencer: Sequencer::new(),
         }
@@ -267,11 +271,7 @@ impl HostRx {
     fn new(end: SharedEnd) -> Self {
         let lane = LaneRx::over_memory(&end);
         Self {
-            edge: Arc::new(Edge {
-                slots: Arc::clone(&lane.slots),
-                region: end.region,
-                place: end.place,
-            }),
+            edge: Edge::new(Arc::clone(&lane.slots), end.region, end.place),
             lane,
         }
     }
@@ -306,16 +306,8 @@ impl HostLocal {
         let region = Arc::new(Region::create(NAME, layout.len)?);
         let (place, (out, incoming)) = (layout.edges[0], lane::local(shape));
         Ok(Self {
-            tx: Arc::new(Edge {
-                slots: out,
-                region: Arc::clone(&region),
-                place,
-            }),
-            rx: Arc::new(Edge {
-                slots: incoming,
-                region,
-                place,
-            }),
+            tx: Edge::new(out, Arc::clone(&region), place),
+            rx: Edge::new(incoming, region, place),
         })
     }
 }
