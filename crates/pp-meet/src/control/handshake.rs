@@ -19,6 +19,10 @@ use crate::times::VERDICT_LATER;
 
 const OPERATION: &str = "handshake";
 
+fn fault(kind: FaultKind, rank: Rank, what: impl std::fmt::Display) -> Fault {
+    Fault::new(kind, rank, OPERATION, what)
+}
+
 /// Exchanges hellos with all ranks. On success every rank holds all of them, in order of rank.
 ///
 /// # Errors
@@ -90,7 +94,7 @@ fn gather(peers: &mut Peers, own: &Hello, deadline: Instant) -> Result<Vec<Hello
 /// The hello of a rank, if it is there.
 fn hear(channel: &mut ControlChannel) -> Result<Option<Hello>, Fault> {
     let rank = channel.peer();
-    let misbehaved = |what: String| Fault::new(FaultKind::PeerMisbehaved, rank, OPERATION, what);
+    let misbehaved = |what: String| fault(FaultKind::PeerMisbehaved, rank, what);
     let message = channel.receiver().try_recv();
     let hello = match message.map_err(|error| error.fault(OPERATION))? {
         None => return Ok(None),
@@ -105,7 +109,7 @@ fn hear(channel: &mut ControlChannel) -> Result<Option<Hello>, Fault> {
             "the hello of rank {rank} is refused: {}",
             with_source(&error)
         );
-        Fault::new(FaultKind::HandshakeMismatch, rank, OPERATION, what)
+        fault(FaultKind::HandshakeMismatch, rank, what)
     })?;
     if hello.rank() != rank {
         let what = format!("rank {rank} says hello as rank {}", hello.rank());
@@ -127,7 +131,7 @@ fn wait_for_any(
         .iter()
         .map(|channel| PollFd::new(*channel, PollFlags::IN));
     let mut fds: Vec<PollFd<'_>> = fds.collect();
-    let internal = |what: String| Fault::new(FaultKind::Internal, peers.rank(), OPERATION, what);
+    let internal = |what: String| fault(FaultKind::Internal, peers.rank(), what);
     let Some(first) = awaited.first().map(|channel| channel.peer()) else {
         let what = format!(
             "{} channels in a world of {}",
@@ -139,7 +143,7 @@ fn wait_for_any(
     match poll_until(&mut fds, deadline) {
         Ok(0) => {
             let what = format!("no hello of rank {first} after {:.1?}", started.elapsed());
-            Err(Fault::new(FaultKind::TimedOut, first, OPERATION, what))
+            Err(fault(FaultKind::TimedOut, first, what))
         }
         Ok(_) => Ok(()),
         Err(error) => Err(internal(error.to_string())),
@@ -148,8 +152,7 @@ fn wait_for_any(
 
 /// Compares each rank with rank 0, then the devices of all.
 fn judge(hellos: &[Hello]) -> Result<(), Fault> {
-    let mismatch =
-        |rank: Rank, what: String| Fault::new(FaultKind::HandshakeMismatch, rank, OPERATION, what);
+    let mismatch = |rank, what: String| fault(FaultKind::HandshakeMismatch, rank, what);
     if let Some((first, rest)) = hellos.split_first() {
         for hello in rest {
             compare(first, hello).map_err(|error| mismatch(hello.rank(), error.to_string()))?;
@@ -171,9 +174,8 @@ fn misplaced(clash: &DeviceClash) -> Rank {
 
 fn encode(hellos: &[Hello]) -> Result<Vec<Vec<u8>>, Fault> {
     let encode = |hello: &Hello| {
-        hello
-            .encode()
-            .map_err(|error| Fault::new(FaultKind::Internal, hello.rank(), OPERATION, error))
+        let encoded = hello.encode();
+        encoded.map_err(|error| fault(FaultKind::Internal, hello.rank(), error))
     };
     hellos.iter().map(encode).collect()
 }
@@ -183,12 +185,11 @@ fn attend(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<Hel
     let world_size = peers.world_size().get() as usize;
     let channel = peers
         .get_mut(MEETING_RANK)
-        .ok_or_else(|| Fault::new(FaultKind::Internal, own, OPERATION, "no channel to rank 0"))?;
+        .ok_or_else(|| fault(FaultKind::Internal, own, "no channel to rank 0"))?;
     let encoded = encode(std::slice::from_ref(hello))?.concat();
     // When rank 0 is gone, its reason may still lie there.
     let sent = channel.sender().send(&Message::Hello(&encoded), deadline);
-    let misbehaved =
-        |what: String| Fault::new(FaultKind::PeerMisbehaved, MEETING_RANK, OPERATION, what);
+    let misbehaved = |what: String| fault(FaultKind::PeerMisbehaved, MEETING_RANK, what);
     let mut hellos = Vec::new();
     loop {
         let received = channel.receiver().recv_deadline(deadline + VERDICT_LATER);
