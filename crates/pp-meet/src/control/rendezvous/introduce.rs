@@ -64,9 +64,7 @@ fn encoded(own: Rank, words: &Words) -> Result<Vec<u8>, Fault> {
 /// Says words to a rank.
 fn say(peers: &mut Peers, to: Rank, words: &Words, deadline: Instant) -> Result<(), Fault> {
     let body = encoded(peers.rank, words)?;
-    let missing = || internal(peers.rank, format!("no channel to rank {to}"));
-    let channel = peers.channels.get_mut(&to).ok_or_else(missing)?;
-    channel.tell(&Message::Introduce(&body), OPERATION, deadline)
+    channel(peers, to)?.tell(&Message::Introduce(&body), OPERATION, deadline)
 }
 
 /// Gives the two ranks of each pair a channel of their own, which [`Peers::take`] has afterwards. All ranks call this
@@ -95,7 +93,8 @@ pub fn introduce(
     }
     let soon = Instant::now() + VERDICT_LATER;
     // Rank 0 may be gone. Otherwise it says which fault was the first, perhaps that of the rank that left this one.
-    let _ = sender(peers, MEETING_RANK)?.send(&Message::Abort(own.clone()), soon);
+    let to_rank_0 = channel(peers, MEETING_RANK)?.sender();
+    let _ = to_rank_0.send(&Message::Abort(own.clone()), soon);
     loop {
         match inbox.hear(peers, MEETING_RANK, soon) {
             Ok(_) => {}
@@ -130,7 +129,7 @@ fn preside(
     let mut all = || {
         for (door, caller) in pairs {
             let secret = random_bytes();
-            let place = place(&sender(peers, *door)?);
+            let place = place(channel(peers, *door)?.sender());
             say(peers, *door, &Words::Await(*caller, secret), deadline)?;
             let Words::Open(port) = inbox.hear(peers, *door, deadline)? else {
                 return Err(misbehaved(*door, "it was to open a door"));
@@ -156,10 +155,9 @@ fn preside(
     result
 }
 
-fn sender(peers: &Peers, rank: Rank) -> Result<ControlSender, Fault> {
-    let channel = peers.channels.get(&rank);
-    let missing = || internal(peers.rank(), format!("no channel to rank {rank}"));
-    channel.map(|c| c.sender().clone()).ok_or_else(missing)
+fn channel(peers: &mut Peers, to: Rank) -> Result<&mut ControlChannel, Fault> {
+    let missing = internal(peers.rank, format!("no channel to rank {to}"));
+    peers.get_mut(to).ok_or(missing)
 }
 
 /// The address of a rank, unless it is of rank 0's host.
@@ -176,7 +174,7 @@ fn attend(
     count: usize,
     deadline: Instant,
 ) -> Result<(), Fault> {
-    let to_rank_0 = sender(peers, MEETING_RANK)?;
+    let to_rank_0 = channel(peers, MEETING_RANK)?.sender().clone();
     for _ in 0..count {
         let words = inbox.hear(peers, MEETING_RANK, deadline + VERDICT_LATER)?;
         // Rank 0 says why nothing comes of it, if it knows.
