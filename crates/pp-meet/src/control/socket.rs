@@ -101,6 +101,13 @@ pub(crate) struct Connected {
     pub(crate) pid: Option<Pid>,
 }
 
+impl Connected {
+    pub(crate) fn new(fd: impl Into<OwnedFd>, kind: SocketKind, pid: Option<Pid>) -> Self {
+        let socket = Socket::new(fd);
+        Self { socket, kind, pid }
+    }
+}
+
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

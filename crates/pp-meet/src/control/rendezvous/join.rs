@@ -275,11 +275,7 @@ fn connect_unix(key: &JobKey) -> io::Result<Connected> {
     rustix::net::connect(&fd, &name)?;
     let pid =
         trusted_pid(&fd)?.ok_or_else(|| io::Error::other("another user listens under our name"))?;
-    Ok(Connected {
-        socket: Socket::new(fd),
-        kind: SocketKind::Unix,
-        pid: Some(pid),
-    })
+    Ok(Connected::new(fd, SocketKind::Unix, Some(pid)))
 }
 
 fn connect_tcp(launch: &Launch, deadline: Instant) -> io::Result<Connected> {
@@ -295,11 +291,7 @@ fn connect_tcp(launch: &Launch, deadline: Instant) -> io::Result<Connected> {
         match TcpStream::connect_timeout(&address, left) {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
-                return Ok(Connected {
-                    socket: Socket::new(stream),
-                    kind: SocketKind::Tcp,
-                    pid: None,
-                });
+                return Ok(Connected::new(stream, SocketKind::Tcp, None));
             }
             Err(error) => last = error,
         }

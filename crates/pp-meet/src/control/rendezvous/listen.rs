@@ -12,7 +12,7 @@ use rustix::net::{SocketFlags, acceptfrom_with};
 
 use super::error::RendezvousError;
 use crate::control::secure::JobKey;
-use crate::control::socket::{Connected, Socket, SocketKind, retry, trusted_pid};
+use crate::control::socket::{Connected, SocketKind, retry, trusted_pid};
 use crate::launch::{Address, Launch, LocalJob, Via};
 
 /// Callers that the kernel holds until they are accepted; more than a crowd can send while rank 0
@@ -70,11 +70,15 @@ impl Listener {
         Ok(listeners)
     }
 
-    fn new(socket: impl Into<OwnedFd>, kind: SocketKind, at: String) -> io::Result<Self> {
+    fn new(
+        socket: impl Into<OwnedFd>,
+        kind: SocketKind,
+        port: Option<u16>,
+        at: String,
+    ) -> io::Result<Self> {
         let socket = socket.into();
         rustix::net::listen(&socket, BACKLOG)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
-        let port = None;
         Ok(Self {
             socket,
             kind,
@@ -89,7 +93,7 @@ impl Listener {
         let address = std::os::unix::net::SocketAddr::from_abstract_name(name);
         address
             .and_then(|address| UnixListener::bind_addr(&address))
-            .and_then(|listener| Self::new(listener, SocketKind::Unix, at()))
+            .and_then(|listener| Self::new(listener, SocketKind::Unix, None, at()))
             .map_err(|source| RendezvousError::Listen {
                 rank: launch.rank(),
                 at: at(),
@@ -144,10 +148,8 @@ impl Listener {
     fn at(address: SocketAddr) -> io::Result<Self> {
         let bound = TcpListener::bind(address)?;
         let address = bound.local_addr()?;
-        Ok(Self {
-            port: Some(address.port()),
-            ..Self::new(bound, SocketKind::Tcp, format!("tcp:{address}"))?
-        })
+        let port = Some(address.port());
+        Self::new(bound, SocketKind::Tcp, port, format!("tcp:{address}"))
     }
 
     /// The next caller, if one waits; `PermissionDenied` for another user of this host.
@@ -169,11 +171,7 @@ impl Listener {
                 (None, source(from.ip()).to_string())
             }
         };
-        let connected = Connected {
-            socket: Socket::new(socket),
-            kind: self.kind,
-            pid,
-        };
+        let connected = Connected::new(socket, self.kind, pid);
         Ok(Some(Accepted { connected, source }))
     }
 }
