@@ -9,18 +9,10 @@ use pp_testing::{
     rows, video, words,
 };
 
-use crate::common::{folder, pp};
+use crate::common::{self, files, folder, pp};
 
 fn run_args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
-    let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
-    args.extend([
-        "--output".into(),
-        output.into(),
-        "--denoise-steps".into(),
-        "0".into(),
-    ]);
-    args.extend(more.iter().map(OsString::from));
-    args
+    common::run_args(input, output, &[&["--denoise-steps", "0"], more].concat())
 }
 
 #[test]
@@ -102,8 +94,7 @@ fn fields_are_filtered_as_one_picture_and_one_note_says_so() {
 
 #[test]
 fn outputs_that_cannot_be_written() {
-    let folder = folder("bad_outputs");
-    let input = folder.write("in.y4m", &video(64, 64, "420jpeg", 40));
+    let (folder, input, output) = files("bad_outputs", &video(64, 64, "420jpeg", 40));
     let nowhere = folder.file("no/such/folder/out.y4m");
     run(&mut pp(&run_args(&input, &nowhere, &[])), None).failed(4, &["no/such/folder"]);
     let no_new_files = Path::new("/proc/out.y4m");
@@ -115,7 +106,6 @@ fn outputs_that_cannot_be_written() {
     run(&mut pp(&run_args(&input, &full, &[])), None).failed(4, &["/dev/full", "space"]);
     let report = folder.file("no/report.json");
     let more = ["--report", report.to_str().unwrap()];
-    let output = folder.file("out.y4m");
     run(&mut pp(&run_args(&input, &output, &more)), None).failed(4, &["report.json"]);
     // A report that fails at the end takes nothing from the video.
     let more = ["--report", "/dev/full"];
@@ -128,8 +118,7 @@ fn outputs_that_cannot_be_written() {
 
 #[test]
 fn a_reader_that_leaves_is_an_output_error() {
-    let folder = folder("broken_pipe");
-    let input = folder.write("in.y4m", &video(64, 64, "420jpeg", 200));
+    let (_folder, input, _) = files("broken_pipe", &video(64, 64, "420jpeg", 200));
     let mut child = spawn(&mut pp(&run_args(&input, Path::new("-"), &[])));
     drop(child.stdout.take());
     finish(child).failed(4, &["standard output", "pipe"]);
@@ -185,9 +174,7 @@ fn results_that_cannot_be_printed() {
 
 #[test]
 fn reports_that_cannot_be_written_are_refused_before_the_work() {
-    let folder = folder("bad_report");
-    let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
-    let output = folder.file("out.y4m");
+    let (folder, input, output) = files("bad_report", &video(32, 32, "mono", 2));
     for flag in ["--report", "--trace", "--timeline"] {
         let more = [flag, "/no/such/folder/file"];
         run(&mut pp(&run_args(&input, &output, &more)), None)
@@ -198,8 +185,7 @@ fn reports_that_cannot_be_written_are_refused_before_the_work() {
 
 #[test]
 fn two_ranks_of_a_launcher_for_a_job_of_one_rank_are_refused() {
-    let folder = folder("twice");
-    let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
+    let (folder, input, _) = files("twice", &video(32, 32, "mono", 2));
     let mut command = pp(&run_args(
         &input,
         &folder.file("out.y4m"),
@@ -233,9 +219,7 @@ fn payloads_that_fit_no_memory() {
 
 #[test]
 fn kernels_that_are_none() {
-    let folder = folder("bad_kernels");
-    let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
-    let output = folder.file("out.y4m");
+    let (folder, input, output) = files("bad_kernels", &video(32, 32, "mono", 2));
     let text = folder.write("text.so", b"this is no shared library");
     for ranks in ["1", "2"] {
         let more = ["--ranks", ranks, "--kernels", text.to_str().unwrap()];
@@ -253,9 +237,7 @@ fn kernels_that_are_none() {
 
 #[test]
 fn kernels_and_transports_that_do_not_go_together() {
-    let folder = folder("wrong_memory");
-    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
-    let output = folder.file("out.y4m");
+    let (folder, input, output) = files("wrong_memory", &video(32, 16, "420jpeg", 4));
     let cases = rows(
         "
         --kernels cpu --transport nccl | --transport nccl does not; --transport host
@@ -285,9 +267,7 @@ fn kernels_and_transports_that_do_not_go_together() {
 
 #[test]
 fn a_gpu_that_is_wanted_and_not_there_is_named_once_and_what_is_only_hoped_for_is_told() {
-    let folder = folder("no_gpu");
-    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
-    let output = folder.file("out.y4m");
+    let (_folder, input, output) = files("no_gpu", &video(32, 16, "420jpeg", 4));
     for more in [
         ["--transport", "p2p"],
         ["--transport", "nccl"],
@@ -309,9 +289,7 @@ fn a_gpu_that_is_wanted_and_not_there_is_named_once_and_what_is_only_hoped_for_i
 
 #[test]
 fn pipelines_that_cannot_be_run_are_refused_before_a_rank_starts() {
-    let folder = folder("bad_pipelines");
-    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
-    let output = folder.file("out.y4m");
+    let (folder, input, output) = files("bad_pipelines", &video(32, 16, "420jpeg", 4));
     // No denoise steps are asked for.
     let cases = rows(
         "

@@ -1,5 +1,7 @@
 //! What the end-to-end tests of this crate share.
 
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use pp_testing::{Folder, assert_has, process};
@@ -9,10 +11,26 @@ pub(crate) fn folder(test: &str) -> Folder {
     Folder::new(env!("CARGO_TARGET_TMPDIR"), test)
 }
 
+/// The folder of a test with this clip in it, the path of the clip, and where an output may go.
+pub(crate) fn files(test: &str, clip: &[u8]) -> (Folder, PathBuf, PathBuf) {
+    let folder = folder(test);
+    let input = folder.write("in.y4m", clip);
+    let output = folder.file("out.y4m");
+    (folder, input, output)
+}
+
 /// `pp` with these arguments.
 pub(crate) fn pp<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
     let (program, folder) = (env!("CARGO_BIN_EXE_pp"), env!("CARGO_TARGET_TMPDIR"));
     process::program(program, folder, args)
+}
+
+/// Arguments of a run from file to file.
+pub(crate) fn run_args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
+    args.extend(["--output".into(), output.into()]);
+    args.extend(more.iter().map(OsString::from));
+    args
 }
 
 /// A benchmark that runs until it is ended.

@@ -1,14 +1,13 @@
 //! The user loses no data: no result replaces a file that the command needs, what was whole before a break is written,
 //! and what the system refuses is an error that leaves everything as it was.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use pp_testing::{
     Folder, c_library,
@@ -16,23 +15,17 @@ use pp_testing::{
     read_json, video, words,
 };
 
-use crate::common::{folder, pp};
+use crate::common::{files, folder, pp};
 
-fn run_args(input: &Path, more: &[&str]) -> Vec<OsString> {
-    let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
-    args.extend(
-        ["--denoise-steps", "0"]
-            .iter()
-            .chain(more)
-            .map(OsString::from),
-    );
-    args
+fn copy(input: &Path, more: &[&str]) -> Command {
+    let mut command = pp(&["run", "--denoise-steps", "0", "--input"]);
+    command.arg(input).args(more);
+    command
 }
 
 #[test]
 fn no_result_replaces_another_file_of_the_command() {
-    let folder = folder("clashes");
-    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
+    let (folder, input, _) = files("clashes", &video(32, 16, "420jpeg", 5));
     folder.write("plugin.so", b"no library");
     folder.write("a.flight", b"no recording");
     symlink("in.y4m", folder.file("soft")).unwrap();
@@ -88,7 +81,7 @@ fn a_file_that_is_open_already_is_not_replaced() {
             "{} run --ranks 1 --input in.y4m --report {path} {open}",
             env!("CARGO_BIN_EXE_pp")
         );
-        let mut shell = std::process::Command::new("sh");
+        let mut shell = Command::new("sh");
         let ended = run(
             shell.args(["-c", &script]).current_dir(folder.file("")),
             None,
@@ -106,8 +99,7 @@ fn a_file_that_is_open_already_is_not_replaced() {
 /// Everybody may replace what is in the folder, but for what is protected.
 #[test]
 fn what_this_user_may_not_write_is_not_replaced() {
-    let folder = folder("protected");
-    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
+    let (folder, input, _) = files("protected", &video(32, 16, "420jpeg", 5));
     let kept = folder.write("kept.y4m", b"precious");
     fs::set_permissions(&kept, fs::Permissions::from_mode(0o444)).unwrap();
     // Root may write everything: the program runs as somebody else, who can reach none of these files by their names.
@@ -116,13 +108,13 @@ fn what_this_user_may_not_write_is_not_replaced() {
     fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
     let [copy, target, clip] = ["pp", "kept.y4m", "in.y4m"].map(|name| place.join(name));
     // By another process: a child of this one that inherits a descriptor for writing keeps the copy from being run.
-    let mut copying = std::process::Command::new("cp");
+    let mut copying = Command::new("cp");
     copying.arg(env!("CARGO_BIN_EXE_pp")).arg(&copy);
     run(&mut copying, None).succeeded();
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
     fs::copy(&kept, &target).unwrap();
     fs::copy(&input, &clip).unwrap();
-    let mut command = std::process::Command::new(&copy);
+    let mut command = Command::new(&copy);
     if rustix::process::geteuid().is_root() {
         command.uid(65534).gid(65534);
     }
@@ -138,15 +130,11 @@ fn what_this_user_may_not_write_is_not_replaced() {
 
 #[test]
 fn a_link_to_a_file_that_does_not_exist_yet_is_followed() {
-    let folder = folder("dangling");
-    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
+    let (folder, input, _) = files("dangling", &video(32, 16, "420jpeg", 5));
     let link = folder.file("link.y4m");
     symlink("target.y4m", &link).unwrap();
-    let args = run_args(
-        &input,
-        &["--ranks", "1", "--output", link.to_str().unwrap()],
-    );
-    run(&mut pp(&args), None).succeeded();
+    let mut command = copy(&input, &["--ranks", "1", "--output"]);
+    run(command.arg(&link), None).succeeded();
     assert!(link.is_symlink(), "the link was replaced");
     assert_eq!(
         fs::read(folder.file("target.y4m")).unwrap(),
@@ -174,13 +162,10 @@ fn whole_frames_before_a_break_are_written_and_counted() {
             for (from, stdin) in [(&*input, None), (Path::new("-"), Some(bytes.clone()))] {
                 let _ = fs::remove_file(&output);
                 let report = folder.file("report.json");
-                let more = ["--ranks", ranks, "--output", output.to_str().unwrap()];
-                let args = run_args(
-                    from,
-                    &[&more[..], &["--report", report.to_str().unwrap()]].concat(),
-                );
+                let mut command = copy(from, &["--ranks", ranks, "--output"]);
+                command.arg(&output).arg("--report").arg(&report);
                 let frames = format!("; {whole} frames were written to");
-                run(&mut pp(&args), stdin).failed(3, &[word, &frames]);
+                run(&mut command, stdin).failed(3, &[word, &frames]);
                 assert!(
                     fs::read(&output).unwrap() == good[..end_of(*whole)],
                     "{word} {from:?}"
@@ -204,8 +189,8 @@ fn an_error_that_shows_only_when_a_file_is_stored_leaves_the_old_one() {
     let result = folder.write("result", b"older");
     for flag in ["--output", "--report"] {
         for ranks in ["1", "2"] {
-            let args = run_args(&input, &["--ranks", ranks, flag, result.to_str().unwrap()]);
-            let ended = run(pp(&args).env("LD_PRELOAD", &library), None);
+            let mut command = copy(&input, &["--ranks", ranks, flag]);
+            let ended = run(command.arg(&result).env("LD_PRELOAD", &library), None);
             ended.failed(4, &["result: complete, but cannot be stored", "space"]);
             assert_eq!(fs::read(&result).unwrap(), b"older");
         }
@@ -235,17 +220,14 @@ fn assert_none_has(mark: &str) {
 
 #[test]
 fn limits_of_the_system_are_named() {
-    let folder = folder("limits");
-    let input = folder.write("in.y4m", &video(64, 64, "420jpeg", 40));
+    let (folder, input, _) = files("limits", &video(64, 64, "420jpeg", 40));
     let output = folder.write("out.y4m", b"older");
     let limited = |limit: &str, ranks: &str| {
-        let args = run_args(
-            &input,
-            &["--ranks", ranks, "--output", output.to_str().unwrap()],
-        );
         let mark = format!("PP_TEST_MARK={limit} {}", std::process::id());
-        let mut command = pp(&args);
-        command.env("PP_TEST_MARK", &mark["PP_TEST_MARK=".len()..]);
+        let mut command = copy(&input, &["--ranks", ranks, "--output"]);
+        command
+            .arg(&output)
+            .env("PP_TEST_MARK", &mark["PP_TEST_MARK=".len()..]);
         let ended = run(&mut after(limit, &command), None);
         assert_none_has(&mark);
         let is_older = fs::read(&output).unwrap() == b"older";
@@ -274,18 +256,14 @@ fn limits_of_the_system_are_named() {
 
 #[test]
 fn standard_streams_that_are_closed_or_a_terminal_are_refused() {
-    let folder = folder("streams");
-    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
-    let output = folder.file("out.y4m");
-    let to_stdout = pp(&run_args(&input, &["--output", "-"]));
-    let report = pp(&run_args(&input, &["--report", "/dev/stdout"]));
+    let (folder, input, output) = files("streams", &video(32, 16, "420jpeg", 5));
+    let to_stdout = copy(&input, &["--output", "-"]);
+    let report = copy(&input, &["--report", "/dev/stdout"]);
     for command in [to_stdout, report] {
         run(&mut after("exec >&-", &command), None).failed(4, &["standard output is closed"]);
     }
-    let from_stdin = pp(&run_args(
-        Path::new("-"),
-        &["--output", output.to_str().unwrap()],
-    ));
+    let mut from_stdin = copy(Path::new("-"), &["--output"]);
+    from_stdin.arg(&output);
     run(&mut after("exec <&-", &from_stdin), None).failed(4, &["standard input is closed"]);
 
     let (mut main, mut other) = (0, 0);
@@ -296,7 +274,7 @@ fn standard_streams_that_are_closed_or_a_terminal_are_refused() {
     assert_eq!(opened, 0);
     // SAFETY: both were just opened, and are owned by nothing else.
     let [main, terminal] = [main, other].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-    let mut command = pp(&run_args(&input, &["--output", "-"]));
+    let mut command = copy(&input, &["--output", "-"]);
     let child = command
         .stdin(Stdio::null())
         .stdout(terminal)
@@ -314,12 +292,10 @@ fn standard_streams_that_are_closed_or_a_terminal_are_refused() {
 
 #[test]
 fn the_largest_depth_goes_with_restarts() {
-    let folder = folder("deepest");
-    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 12));
-    let output = folder.file("out.y4m");
+    let (_folder, input, output) = files("deepest", &video(32, 16, "420jpeg", 12));
     for (depth, frames) in [("64", "4"), ("63", "1"), ("64", "1")] {
         let more = format!("--restarts 1 --depth {depth} --frames-per-chunk {frames} --output");
-        let mut command = pp(&run_args(&input, &words(&more)));
+        let mut command = copy(&input, &words(&more));
         run(command.arg(&output), None).succeeded();
         assert_eq!(fs::read(&output).unwrap(), fs::read(&input).unwrap());
     }

@@ -15,7 +15,7 @@ use pp_testing::{
 };
 use rustix::process::Signal;
 
-use crate::common::{folder, pp};
+use crate::common::{files, folder, pp};
 use crate::restart_support::report;
 
 const SIGNALS: [(Signal, i32, &str); 3] = [
@@ -120,9 +120,7 @@ fn a_result_that_is_named_at_the_end_is_named() {
 
 #[test]
 fn a_second_signal_aborts_and_leaves_no_output() {
-    let folder = folder("abort");
-    let input = folder.write("in.y4m", &video(352, 288, "420jpeg", 8));
-    let output = folder.file("out.y4m");
+    let (folder, input, output) = files("abort", &video(352, 288, "420jpeg", 8));
     for (first, second, code) in [
         (Signal::INT, Signal::TERM, 130),
         (Signal::TERM, Signal::INT, 143),

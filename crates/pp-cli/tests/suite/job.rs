@@ -10,7 +10,7 @@ use pp_testing::{
 };
 use rustix::process::Signal;
 
-use crate::common::{folder, pp};
+use crate::common::{files, folder, pp};
 
 /// With a folder of its own for temporary files: other jobs may run at the same time.
 fn endless(temporary: &Folder) -> Child {
@@ -68,8 +68,7 @@ const BENCH: &str = "bench overlap --decode-ms 0.1 --phase-b-ms 0.1 --chunks 50 
 
 #[test]
 fn a_rank_that_cannot_load_its_kernels_tells_the_other() {
-    let folder = folder("declined");
-    let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
+    let (_folder, input, _) = files("declined", &video(32, 32, "mono", 2));
     for bad in [0, 1] {
         let port = free_port();
         let start = |number: u32| {

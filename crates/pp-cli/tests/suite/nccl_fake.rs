@@ -1,7 +1,6 @@
 //! `pp` on two GPUs, by copy engine and over NCCL, all of them fakes: the right bytes, in an order that is proven, and an
 //! end for everybody when one rank dies.
 
-use std::path::Path;
 use std::process::Command;
 
 use pp_fakes::Fakes;
@@ -13,13 +12,9 @@ use pp_testing::{
 };
 use rustix::process::Signal;
 
-use crate::common::{endless, folder, pp};
+use crate::common::{endless, files, folder, pp, run_args};
 
-/// `pp` with the fakes, which meet and record in the folder.
-fn pp_on(fakes: &Fakes, folder: &Folder, args: &[&str]) -> Command {
-    on_fakes(pp(args), fakes, folder)
-}
-
+/// Lets a command meet and record in the folder, on these fakes.
 fn on_fakes(mut command: Command, fakes: &Fakes, folder: &Folder) -> Command {
     fakes.give_to(&mut command);
     command
@@ -30,10 +25,6 @@ fn on_fakes(mut command: Command, fakes: &Fakes, folder: &Folder) -> Command {
         std::fs::create_dir_all(folder.file(name)).unwrap();
     }
     command
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 /// What both ranks recorded, which is judged and taken away.
@@ -63,39 +54,26 @@ fn assert_proven_over(transport: &str, folder: &Folder, payloads: usize, expect:
     assert_proven(folder, payloads * calls, expect);
 }
 
-const RUN: &str = "run --transport nccl --kernels ptx --input IN";
-
 /// Many small chunks that come out as they went in.
 const COPY: [&str; 4] = ["--denoise-steps", "0", "--frames-per-chunk", "2"];
 
-fn run_args<'a>(input: &'a Path, output: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
-    run_args_over("nccl", input, output, more)
-}
-
-fn run_args_over<'a>(
-    transport: &'a str,
-    input: &'a Path,
-    output: &'a Path,
-    more: &[&'a str],
-) -> Vec<&'a str> {
-    let mut args = words(RUN);
-    (args[2], args[6]) = (transport, text(input));
-    args.extend(["--output", text(output)]);
-    args.extend(more);
-    args
+/// `pp run` on the fakes, from file to file.
+fn run_over(transport: &str, folder: &Folder, more: &[&str]) -> Command {
+    let own = ["--transport", transport, "--kernels", "ptx"];
+    let files = ["in.y4m", "out.y4m"].map(|name| folder.file(name));
+    let args = run_args(&files[0], &files[1], &[&own, more].concat());
+    on_fakes(pp(&args), &Fakes::newest(), folder)
 }
 
 #[test]
 fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
-    let fakes = Fakes::newest();
     let folder = folder("nccl_identity");
     for (seed, sampling) in ["mono", "420jpeg", "422", "444"].into_iter().enumerate() {
         for (width, height) in [(16, 16), (33, 19)] {
             let input = folder.write("in.y4m", &video(width, height, sampling, 11));
             let output = folder.file("out.y4m");
             for transport in ["p2p", "nccl"] {
-                let args = run_args_over(transport, &input, &output, &COPY);
-                let mut command = pp_on(&fakes, &folder, &args);
+                let mut command = run_over(transport, &folder, &COPY);
                 run(command.env("PP_FAKE_SEED", seed.to_string()), None).succeeded();
                 let same = std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap();
                 assert!(same, "{width}x{height} {sampling} changed on its way");
@@ -108,11 +86,8 @@ fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
 
 #[test]
 fn a_driver_too_old_for_the_built_in_kernels_is_refused_with_what_they_need() {
-    let fakes = Fakes::newest();
-    let folder = folder("nccl_old_driver");
-    let input = folder.write("in.y4m", &video(32, 16, "mono", 2));
-    let output = folder.file("out.y4m");
-    let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &[]));
+    let (folder, _, _) = files("nccl_old_driver", &video(32, 16, "mono", 2));
+    let mut command = run_over("nccl", &folder, &[]);
     let words = [
         "rank 0: look for GPUs: ",
         "for CUDA 12.8, and the built-in PTX needs 13.0; update the driver to 580 or newer",
@@ -123,16 +98,11 @@ fn a_driver_too_old_for_the_built_in_kernels_is_refused_with_what_they_need() {
 /// Every order of the denoiser's kernels, whatever they compute; payloads on both sides of the eager limit.
 #[test]
 fn every_depth_is_in_order() {
-    let fakes = Fakes::newest();
-    let folder = folder("nccl_depths");
-    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 24));
-    let output = folder.file("out.y4m");
+    let (folder, _, _) = files("nccl_depths", &video(48, 32, "420jpeg", 24));
     for depth in [1, 2, 8] {
         for (transport, eager) in [("p2p", "0"), ("nccl", "0"), ("nccl", "1048576")] {
             let more = format!("--depth {depth} --denoise-steps 2 --frames-per-chunk 2");
-            let more = words(&more);
-            let args = run_args_over(transport, &input, &output, &more);
-            let mut command = pp_on(&fakes, &folder, &args);
+            let mut command = run_over(transport, &folder, &words(&more));
             let ended = run(command.env("PP_FAKE_NCCL_EAGER", eager), None).succeeded();
             assert_proven_over(transport, &folder, 24, EXPECT);
             let faster = "--pipeline \"encode@0 -> phase_b@0 -> phase_b@1 -> decode@0\"";
@@ -145,10 +115,7 @@ fn every_depth_is_in_order() {
 /// formula, so the film is that of one GPU.
 #[test]
 fn a_group_is_in_order_and_gives_what_one_gpu_gives() {
-    let fakes = Fakes::newest();
-    let folder = folder("nccl_group");
-    let input = folder.write("in.y4m", &video(32, 43, "420jpeg", 8));
-    let output = folder.file("out.y4m");
+    let (folder, _, output) = files("nccl_group", &video(32, 43, "420jpeg", 8));
     // Each communicator has made its event by then.
     let expect = Expect {
         warm_up: 8,
@@ -157,7 +124,7 @@ fn a_group_is_in_order_and_gives_what_one_gpu_gives() {
     let film = |pipeline, more: &[&str], seed: &str, transfers| {
         let mut all = vec!["--frames-per-chunk", "2", "--pipeline", pipeline];
         all.extend(more);
-        let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &all));
+        let mut command = run_over("nccl", &folder, &all);
         run(command.env("PP_FAKE_SEED", seed), None).succeeded();
         assert_proven(&folder, transfers, expect);
         std::fs::read(&output).unwrap()
@@ -183,18 +150,15 @@ fn a_group_is_in_order_and_gives_what_one_gpu_gives() {
 /// What an edge and a group have taken, whoever leads the group.
 #[test]
 fn a_group_beside_the_copy_engine_is_said_and_reported() {
-    let fakes = Fakes::newest();
-    let folder = folder("nccl_beside");
-    let input = folder.write("in.y4m", &video(32, 43, "420jpeg", 4));
-    let output = folder.file("out.y4m");
+    let (folder, _, _) = files("nccl_beside", &video(32, 43, "420jpeg", 4));
     for (transport, group, name) in [
         ("p2p", "0+1", "transport nccl 2."),
         ("p2p", "1+0", "transport p2p+nccl 2."),
         ("auto", "1+0", "transport p2p+nccl 2."),
     ] {
         let pipeline = format!("encode@0,phase_b@{group},decode@0");
-        let args = run_args_over(transport, &input, &output, &["--pipeline", &pipeline]);
-        let ended = run(&mut pp_on(&fakes, &folder, &args), None).succeeded();
+        let mut command = run_over(transport, &folder, &["--pipeline", &pipeline]);
+        let ended = run(&mut command, None).succeeded();
         let said = String::from_utf8_lossy(&ended.stdout) + &*ended.stderr;
         assert!(said.contains(name), "{transport} {group}: {said}");
         assert_eq!(
@@ -208,12 +172,9 @@ fn a_group_beside_the_copy_engine_is_said_and_reported() {
 /// Where no edge has a payload, too.
 #[test]
 fn one_queue_for_all_streams_is_warned_of_also_for_a_group() {
-    let fakes = Fakes::newest();
-    let folder = folder("nccl_queue");
-    let input = folder.write("in.y4m", &video(32, 43, "420jpeg", 2));
-    let output = folder.file("out.y4m");
+    let (folder, _, _) = files("nccl_queue", &video(32, 43, "420jpeg", 2));
     let group = ["--pipeline", "encode@0,phase_b@0+1,decode@0"];
-    let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &group));
+    let mut command = run_over("nccl", &folder, &group);
     command
         .env("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         .env("PP_LOG", "warn");
@@ -225,8 +186,6 @@ fn one_queue_for_all_streams_is_warned_of_also_for_a_group() {
 /// Copied out of the payload behind the encode, in every epoch, with nothing waited for.
 #[test]
 fn the_noise_that_was_estimated_is_that_of_the_host() {
-    let fakes = Fakes::newest();
-    let folder = folder("nccl_noise");
     let mut clip = video(48, 32, "420jpeg", 24);
     // From the thirteenth frame on another scene, whose samples all have the upper half of their range.
     let frame = b"FRAME\n".len() + 48 * 32 * 3 / 2;
@@ -236,21 +195,24 @@ fn the_noise_that_was_estimated_is_that_of_the_host() {
             .iter_mut()
             .for_each(|sample| *sample = 128 + *sample / 2);
     }
-    let input = folder.write("in.y4m", &clip);
-    let output = folder.file("out.y4m");
+    let (folder, input, output) = files("nccl_noise", &clip);
     let report = folder.file("report.json");
     let noise = || {
         let report = read_json(&report);
         report["run"]["noise_sigma_estimated"].clone()
     };
-    let more = ["--frames-per-chunk", "2", "--report", text(&report)];
-    let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &more));
-    run(&mut command, None).succeeded();
+    let more = [
+        "--frames-per-chunk",
+        "2",
+        "--report",
+        report.to_str().unwrap(),
+    ];
+    run(&mut run_over("nccl", &folder, &more), None).succeeded();
     assert_proven(&folder, 48, EXPECT);
     let on_gpu = noise();
-    let mut on_host = run_args(&input, &output, &more);
-    (on_host[2], on_host[4]) = ("host", "cpu");
-    run(&mut pp(&on_host), None).succeeded();
+    let mut on_host = pp(&run_args(&input, &output, &more));
+    on_host.args(["--transport", "host", "--kernels", "cpu"]);
+    run(&mut on_host, None).succeeded();
     assert_eq!(on_gpu, noise());
     assert_eq!(on_gpu["epochs"], 2);
     assert_ne!(on_gpu["least"], on_gpu["most"]);
@@ -258,14 +220,13 @@ fn the_noise_that_was_estimated_is_that_of_the_host() {
 
 #[test]
 fn benchmarks_are_in_order_and_take_no_memory() {
-    let fakes = Fakes::newest();
     let folder = folder("nccl_bench");
     let args = words(
         "bench overlap --bytes 100000 --chunks 200 --decode-ms 0.2 \
          --phase-b-ms 0.2 --json",
     );
     for (transport, eager) in [("p2p", "0"), ("nccl", "65536"), ("nccl", "1048576")] {
-        let mut command = pp_on(&fakes, &folder, &args);
+        let mut command = on_fakes(pp(&args), &Fakes::newest(), &folder);
         command.args(["--transport", transport]);
         let ended = run(command.env("PP_FAKE_NCCL_EAGER", eager), None).succeeded();
         let report = ended.json();
@@ -310,11 +271,7 @@ fn the_survivor_of_a_killed_rank_ends_in_order() {
 
 #[test]
 fn what_fails_in_the_driver_or_in_nccl_is_named() {
-    let fakes = Fakes::newest();
-    let folder = folder("nccl_failures");
-    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 120));
-    let output = folder.file("out.y4m");
-    let args = run_args(&input, &output, &COPY);
+    let (folder, _, output) = files("nccl_failures", &video(48, 32, "420jpeg", 120));
     for [fault, told] in rows(
         "
         ncclGetUniqueId:1:2 | ncclGetUniqueId; ncclSystemError
@@ -326,7 +283,7 @@ fn what_fails_in_the_driver_or_in_nccl_is_named() {
         cuLaunchKernel:30:719 | cuLaunchKernel; CUDA_ERROR_LAUNCH_FAILED
     ",
     ) {
-        let mut command = pp_on(&fakes, &folder, &args);
+        let mut command = run_over("nccl", &folder, &COPY);
         run(command.env("PP_FAKE_FAULTS", fault), None)
             .failed(10, &told.split("; ").collect::<Vec<_>>());
         assert!(!output.exists(), "{fault}: half an output has a name");
@@ -335,12 +292,8 @@ fn what_fails_in_the_driver_or_in_nccl_is_named() {
 
 #[test]
 fn too_few_gpus_are_refused_and_auto_takes_the_host() {
-    let fakes = Fakes::newest();
-    let folder = folder("nccl_none");
-    let input = folder.write("in.y4m", &video(32, 16, "mono", 4));
-    let output = folder.file("out.y4m");
-    let args = run_args(&input, &output, &["--denoise-steps", "0"]);
-    let mut command = pp_on(&fakes, &folder, &args);
+    let (folder, input, output) = files("nccl_none", &video(32, 16, "mono", 4));
+    let mut command = run_over("nccl", &folder, &["--denoise-steps", "0"]);
     run(command.env("PP_FAKE_DEVICES", "0"), None).failed(10, &["GPUs", "--transport host"]);
     // With kernels that need a GPU the host alone would be refused.
     for (transport, advice) in [
@@ -348,13 +301,11 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
         ("p2p", "or use --kernels cpu --transport host"),
         ("auto", "or use --kernels cpu"),
     ] {
-        let args = run_args_over(transport, &input, &output, &[]);
-        let mut command = pp_on(&fakes, &folder, &args);
+        let mut command = run_over(transport, &folder, &[]);
         let words = ["1 GPU visible, and the ranks", advice];
         run(command.env("PP_FAKE_DEVICES", "1"), None).failed(10, &words);
     }
-    let auto = ["--input", text(&input), "--output", text(&output)];
-    let auto = [&words("run --denoise-steps 0")[..], &auto].concat();
+    let auto = run_args(&input, &output, &["--denoise-steps", "0"]);
     for (variable, value, transport) in [
         ("PP_FAKE_DEVICES", "0", "transport host"),
         ("PP_FAKE_DEVICES", "1", "transport host"),
@@ -373,7 +324,7 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
         // A driver that moves payloads and is too old for the kernels.
         ("PP_FAKE_DRIVER", "12080", "transport host"),
     ] {
-        let mut command = pp_on(&fakes, &folder, &auto);
+        let mut command = on_fakes(pp(&auto), &Fakes::newest(), &folder);
         let ended = run(command.env(variable, value), None).succeeded();
         let said = String::from_utf8_lossy(&ended.stdout) + &*ended.stderr;
         assert!(said.contains(transport), "{said}");
@@ -384,11 +335,7 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
 /// The proof sees what is wrong in `pp` as it does in the transport alone.
 #[test]
 fn a_spoiled_run_is_noticed() {
-    let fakes = Fakes::newest();
-    let folder = folder("nccl_spoiled");
-    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 60));
-    let output = folder.file("out.y4m");
-    let args = run_args(&input, &output, &COPY);
+    let (folder, _, _) = files("nccl_spoiled", &video(48, 32, "420jpeg", 60));
     for (fault, rule) in [
         ("cuStreamWaitEvent:15:skip", Rule::Race),
         ("ncclSend:15:thread", Rule::Issuer),
@@ -396,7 +343,7 @@ fn a_spoiled_run_is_noticed() {
         ("ncclRecv:15:half", Rule::Agreement),
         ("ncclSend:15:free", Rule::Lifetime),
     ] {
-        let mut command = pp_on(&fakes, &folder, &args);
+        let mut command = run_over("nccl", &folder, &COPY);
         command
             .env("PP_FAKE_FAULTS", fault)
             .env("PP_STUCK_MS", "2000");

@@ -1,18 +1,10 @@
 //! `pp run` from file to file: nothing lost, nothing doubled, the same on one rank and on two.
 
-use std::ffi::OsString;
 use std::path::Path;
 
 use pp_testing::{assert_has, process::run, read_json, video, words};
 
-use crate::common::{assert_keys_are_documented, folder, pp};
-
-fn args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
-    let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
-    args.extend(["--output".into(), output.into()]);
-    args.extend(more.iter().map(OsString::from));
-    args
-}
+use crate::common::{assert_keys_are_documented, files, folder, pp, run_args};
 
 #[test]
 fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
@@ -22,7 +14,7 @@ fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
             let input = folder.write("in.y4m", &video(width, height, sampling, 7));
             let output = folder.file("out.y4m");
             let more = ["--denoise-steps", "0", "--frames-per-chunk", "3"];
-            run(&mut pp(&args(&input, &output, &more)), None).succeeded();
+            run(&mut pp(&run_args(&input, &output, &more)), None).succeeded();
             let same = std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap();
             assert!(same, "{width}x{height} {sampling} changed on its way");
         }
@@ -31,7 +23,6 @@ fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
 
 #[test]
 fn zero_steps_keep_the_parameters_of_frames() {
-    let folder = folder("parameters");
     let plain = video(32, 16, "420jpeg", 11);
     let stride = 6 + 32 * 16 * 3 / 2;
     let mut film = plain.clone();
@@ -39,24 +30,22 @@ fn zero_steps_keep_the_parameters_of_frames() {
         let at = plain.len() - (11 - frame) * stride + 5;
         film.splice(at..at, format!(" Ip Xnumber={frame}").into_bytes());
     }
-    let input = folder.write("in.y4m", &film);
-    let output = folder.file("out.y4m");
+    let (_folder, input, output) = files("parameters", &film);
     for ranks in ["1", "2"] {
         let more = ["--denoise-steps", "0", "--ranks", ranks];
-        run(&mut pp(&args(&input, &output, &more)), None).succeeded();
+        run(&mut pp(&run_args(&input, &output, &more)), None).succeeded();
         assert!(std::fs::read(&output).unwrap() == film, "{ranks} ranks");
     }
 }
 
 #[test]
 fn two_ranks_give_what_one_gives_at_every_depth() {
-    let folder = folder("ranks");
-    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 11));
+    let (folder, input, _) = files("ranks", &video(48, 32, "420jpeg", 11));
     for recompute in [&[][..], &["--recompute"]] {
         let mut more = vec!["--ranks", "1", "--frames-per-chunk", "2"];
         more.extend(recompute);
         let alone = folder.file("alone.y4m");
-        run(&mut pp(&args(&input, &alone, &more)), None).succeeded();
+        run(&mut pp(&run_args(&input, &alone, &more)), None).succeeded();
         let alone = std::fs::read(alone).unwrap();
         assert_ne!(
             alone,
@@ -67,7 +56,7 @@ fn two_ranks_give_what_one_gives_at_every_depth() {
             let mut more = vec!["--depth", depth, "--frames-per-chunk", "2"];
             more.extend(recompute);
             let output = folder.file("two.y4m");
-            run(&mut pp(&args(&input, &output, &more)), None).succeeded();
+            run(&mut pp(&run_args(&input, &output, &more)), None).succeeded();
             let same = std::fs::read(&output).unwrap() == alone;
             assert!(same, "depth {depth}, recompute {recompute:?}");
         }
@@ -76,9 +65,7 @@ fn two_ranks_give_what_one_gives_at_every_depth() {
 
 #[test]
 fn every_placement_gives_the_same_clip_and_the_same_psnr() {
-    let folder = folder("placements");
-    let clip = video(48, 32, "420jpeg", 11);
-    let input = folder.write("in.y4m", &clip);
+    let (folder, input, _) = files("placements", &video(48, 32, "420jpeg", 11));
     let mut expected = None;
     for pipeline in words(
         "encode@0,phase_b@0,decode@0 encode@0,phase_b@1,decode@1 \
@@ -88,7 +75,7 @@ fn every_placement_gives_the_same_clip_and_the_same_psnr() {
     ) {
         let report = folder.file("report.json");
         let more = "--denoise-steps 3 --add-noise 10 --verify every=1 --report";
-        let mut command = pp(&args(&input, Path::new("-"), &words(more)));
+        let mut command = pp(&run_args(&input, Path::new("-"), &words(more)));
         command.arg(&report).args(["--pipeline", pipeline]);
         let ended = run(&mut command, None).succeeded();
         let report = read_json(report);
@@ -118,9 +105,7 @@ fn pipes_in_and_out_carry_the_same_bytes() {
 
 #[test]
 fn reports_are_written_whole_and_say_what_was_run() {
-    let folder = folder("reports");
-    let input = folder.write("in.y4m", &video(32, 32, "420jpeg", 12));
-    let output = folder.file("out.y4m");
+    let (folder, input, output) = files("reports", &video(32, 32, "420jpeg", 12));
     let names = ["report.json", "trace.json", "timeline.svg"].map(|n| folder.file(n));
     let [report, trace, timeline] = names.each_ref().map(|p| p.to_str().unwrap());
     let more = format!(
@@ -128,7 +113,7 @@ fn reports_are_written_whole_and_say_what_was_run() {
          --report {report} --trace {trace} --timeline {timeline}"
     );
     let more = words(&more);
-    let mut command = pp(&args(&input, &output, &more));
+    let mut command = pp(&run_args(&input, &output, &more));
     let ended = run(&mut command, None).succeeded();
     let text = ended.text();
     assert_has(
@@ -184,11 +169,10 @@ fn reports_are_written_whole_and_say_what_was_run() {
 
 #[test]
 fn clips_that_are_identical_have_no_psnr_and_nothing_is_infinite() {
-    let folder = folder("identical");
-    let input = folder.write("in.y4m", &video(32, 32, "420jpeg", 1));
+    let (folder, input, _) = files("identical", &video(32, 32, "420jpeg", 1));
     let report = folder.file("report.json");
     let more = words("--add-noise 0 --denoise-steps 0 --strength 7 --verify every=1 --report");
-    let mut command = pp(&args(&input, &folder.file("out.y4m"), &more));
+    let mut command = pp(&run_args(&input, &folder.file("out.y4m"), &more));
     let ended = run(command.arg(&report), None).succeeded();
     let text = ended.text();
     assert_has(
@@ -216,9 +200,7 @@ fn clips_that_are_identical_have_no_psnr_and_nothing_is_infinite() {
 
 #[test]
 fn the_video_benchmark_reads_and_writes_the_whole_clip() {
-    let folder = folder("bench_video");
-    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 11));
-    let output = folder.file("out.y4m");
+    let (_folder, input, output) = files("bench_video", &video(48, 32, "420jpeg", 11));
     let more = ["bench", "video", "--runs", "2", "--json", "--input"];
     let files = [
         input.to_str().unwrap(),

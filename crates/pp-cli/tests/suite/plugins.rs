@@ -13,7 +13,7 @@ use pp_testing::{
 use rustix::process::Signal;
 
 use crate::build::{compile_c_file, median, root, rust_plugin};
-use crate::common::{folder, pp};
+use crate::common::{files, folder, pp};
 
 /// The C plugin of the tests with this fault.
 fn faulty(fault: &str) -> PathBuf {
@@ -51,9 +51,7 @@ fn denoise(input: &Path, output: &Path, kernels: &Path, more: &[&str]) -> Ended 
 /// Stages of its own, of which one is run by a group, also in parts; its sink makes larger frames and more of them.
 #[test]
 fn a_group_runs_a_stage_of_a_plugin() {
-    let folder = folder("plugin_group");
-    let input = folder.write("in.y4m", &video(32, 20, "mono", 7));
-    let output = folder.file("out.y4m");
+    let (_folder, input, output) = files("plugin_group", &video(32, 20, "mono", 7));
     let three = compile_c_file(&root().join("crates/pp-kernels/tests/plugins/three.c"), &[]);
     let film = |pipeline: &str| {
         let pipeline = format!("--pipeline={pipeline}");
@@ -111,8 +109,7 @@ fn example_plugins_pass_their_check_and_do_their_work() {
 /// A child process loads it before any rank does.
 #[test]
 fn a_plugin_that_crashes_while_it_loads_starts_no_rank() {
-    let folder = folder("crashing_plugin");
-    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
+    let (folder, input, _) = files("crashing_plugin", &video(48, 32, "420jpeg", 9));
     let plugin = faulty("FAULT_CONSTRUCTOR");
     let words = ["load kernels: ", "the plugin crashed, signal: 6"];
     for ranks in ["1", "2"] {
@@ -128,9 +125,7 @@ fn a_plugin_that_crashes_while_it_loads_starts_no_rank() {
 
 #[test]
 fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
-    let folder = folder("faulty_plugins");
-    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
-    let output = folder.file("out.y4m");
+    let (_folder, input, output) = files("faulty_plugins", &video(48, 32, "420jpeg", 9));
     let faults = [
         ("FAULT_ERROR", "rank 1: phase_b"),
         ("FAULT_OVERRUN", "rank 1: phase_b"),
@@ -162,8 +157,7 @@ fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
 
 #[test]
 fn what_a_plugin_prints_does_not_get_into_the_video() {
-    let folder = folder("plugin_prints");
-    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
+    let (_folder, input, _) = files("plugin_prints", &video(48, 32, "420jpeg", 9));
     let [sound, prints] = ["NO_FAULT", "NO_FAULT_PRINTS"].map(faulty);
     for pipeline in [
         "encode@0,phase_b@0,decode@0",
@@ -254,9 +248,7 @@ fn a_sink_may_give_smaller_frames() {
     let skipped = "one member gives ... skipped: no stage has the flag PP_STAGE_GROUP";
     assert_has(&report, &[skipped]);
     assert_eq!(not_ok(&checked), [""; 0]);
-    let folder = folder("smaller_frames");
-    let input = folder.write("in.y4m", &video(24, 20, "mono", 3));
-    let output = folder.file("out.y4m");
+    let (_folder, input, output) = files("smaller_frames", &video(24, 20, "mono", 3));
     denoise(&input, &output, &smaller, &["--ranks", "1"]).succeeded();
     let film = std::fs::read(&output).unwrap();
     assert!(film.starts_with(b"YUV4MPEG2 W12 H10 "));
@@ -264,9 +256,7 @@ fn a_sink_may_give_smaller_frames() {
 
 #[test]
 fn a_plugin_that_does_not_return_ends_the_job_by_name_and_one_that_crashes_is_tried_twice() {
-    let folder = folder("alone");
-    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
-    let output = folder.file("out.y4m");
+    let (_folder, input, output) = files("alone", &video(48, 32, "420jpeg", 9));
     let again = "ended twice with chunk";
     for (fault, args, code, words) in [
         (
@@ -306,9 +296,7 @@ fn a_plugin_that_does_not_return_ends_the_job_by_name_and_one_that_crashes_is_tr
 /// The supervisor hears no report any more, so rank 0 has done its work if it ends well with an output.
 #[test]
 fn a_plugin_that_writes_into_the_pipe_of_reports_has_done_its_work_unless_it_exits() {
-    let folder = folder("junk");
-    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
-    let output = folder.file("out.y4m");
+    let (folder, input, output) = files("junk", &video(48, 32, "420jpeg", 9));
     let film = |plugin: &str| denoise(&input, &output, &faulty(plugin), &["--denoise-steps", "0"]);
     let ended = film("FAULT_JUNK");
     // Its own code, or that of the rank that lost it.

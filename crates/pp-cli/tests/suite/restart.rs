@@ -17,7 +17,7 @@ use pp_testing::{
 use rustix::process::Signal;
 
 use crate::build::{compile_c_file, median, root, rust_plugin};
-use crate::common::{folder, pp};
+use crate::common::{files, folder, pp};
 use crate::restart_support::{host, kills, report, through};
 
 /// What its supervisor knows of a rank that was killed, and rank 0 does not.
@@ -157,8 +157,7 @@ fn ranks_that_are_lost_while_others_are_being_replaced_are_replaced_too() {
 
 #[test]
 fn a_fault_that_would_happen_again_starts_no_rank_again() {
-    let folder = folder("restart_plugin");
-    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
+    let (_folder, input, _) = files("restart_plugin", &video(48, 32, "420jpeg", 9));
     let source = root().join("crates/pp-kernels/tests/plugins/faulty.c");
     let plugin = compile_c_file(&source, &["FAULT_ERROR"]);
     let mut command = pp(&["run", "--restarts", "5", "--kernels"]);

@@ -11,7 +11,7 @@ use pp_testing::{
 };
 use rustix::process::Signal;
 
-use crate::common::{folder, pp};
+use crate::common::{files, folder, pp};
 
 /// What every id of a communicator begins with, on the library of the tests.
 const ID: &[u8] = b"pp-fake-nccl-";
@@ -116,8 +116,7 @@ fn rank_with_a_wrong_secret_ends_at_once_and_the_right_one_still_gets_in() {
 #[test]
 fn ids_of_communicators_are_in_no_argument_environment_log_or_recording() {
     let fakes = Fakes::newest();
-    let folder = folder("secret_ids");
-    let input = folder.write("in.y4m", &video(64, 64, "mono", 3000));
+    let (folder, input, _) = files("secret_ids", &video(64, 64, "mono", 3000));
     let mut command = pp(&["run", "--transport", "nccl", "--kernels", "ptx", "--input"]);
     fakes.give_to(&mut command);
     std::fs::create_dir_all(folder.file("meet")).unwrap();
