@@ -106,11 +106,12 @@ pub(crate) fn run() -> Result<()> {
     for layer in LAYERS {
         breaches.extend(layer.breaches(&all(layer.name)?, &direct(layer.name)?));
     }
-    for member in tree("--workspace --depth 0")? {
+    for member in tree("--workspace --depth 0 --edges normal")? {
         if member == "pp-transport" || PARTS.contains(&member.as_str()) {
             continue;
         }
-        let direct = direct(&member)?;
+        // Their tests name it alone, too.
+        let direct = tree(&format!("--package {member} --depth 1 --edges all"))?;
         let parts = PARTS.iter().filter(|part| direct.contains(**part));
         breaches.extend(parts.map(|part| format!("{member} must name pp-transport, not {part}")));
     }
@@ -145,10 +146,9 @@ impl Layer {
     }
 }
 
-/// The packages that `of` needs at run time or while they are compiled, themselves included: `of` is what is given to
-/// `cargo tree`.
+/// The packages in a tree, the root included; `of` says which tree, as arguments of `cargo tree`.
 fn tree(of: &str) -> Result<BTreeSet<String>> {
-    let args = format!("tree {of} --edges normal --prefix none --format {{p}}");
+    let args = format!("tree {of} --prefix none --format {{p}}");
     let printed = output(&mut cargo(&args));
     let printed = printed.with_context(|| format!("cannot read the dependencies of {of}"))?;
     let names = printed.lines().filter_map(|line| line.split(' ').next());
@@ -158,14 +158,14 @@ fn tree(of: &str) -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// The packages that `package` needs.
+/// The packages that `package` needs at run time, or while they are compiled.
 fn all(package: &str) -> Result<BTreeSet<String>> {
-    tree(&format!("--package {package}"))
+    tree(&format!("--package {package} --edges normal"))
 }
 
 /// The packages that `package` names itself.
 fn direct(package: &str) -> Result<BTreeSet<String>> {
-    tree(&format!("--package {package} --depth 1"))
+    tree(&format!("--package {package} --depth 1 --edges normal"))
 }
 
 #[cfg(test)]
