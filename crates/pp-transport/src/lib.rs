@@ -14,9 +14,14 @@
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 
-pub use pp_edges::{backend, bell, edge, error, flight, group, host, in_flight, lane};
+pub use pp_edges::{backend, bell, edge, error, flight, group, host, in_flight};
 pub use pp_gpu::{gpu, gpu_backend, nccl};
 pub use pp_meet::{control, launch};
+
+/// The way of headers and credits between two ranks. What a payload's memory relies on stays in the parts of this crate.
+pub mod lane {
+    pub use pp_edges::lane::{Inlet, LaneEnd, LaneRx, LaneTx, over_channel, pair};
+}
 
 /// How long ranks wait for each other, and edges for their end.
 pub mod times {
