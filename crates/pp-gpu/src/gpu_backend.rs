@@ -1,4 +1,4 @@
-//! Ranks whose payloads lie on GPUs: each two of them take the best way that there is between them.
+//! Ranks whose payloads lie on GPUs. Each pair of ranks takes the best transport that works between their GPUs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,17 +20,17 @@ use pp_edges::error::TransportError;
 use pp_edges::group::Members;
 use pp_edges::host::EdgeShape;
 
-/// The operation of a fault while two ranks choose a way.
+/// The operation named in a fault while two ranks choose a transport.
 const WHAT: &str = "choose a way between GPUs";
 
 /// Selects the transport of payloads between two GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuTransport {
-    /// By copy engine over NVLink, where that works, else by NCCL. What was taken is said, and why.
+    /// The copy engine over NVLink if it works, else NCCL. The backend reports its choice and the reason.
     Best,
-    /// By copy engine, also over the bus.
+    /// The copy engine, over NVLink or over the bus.
     P2p,
-    /// By NCCL.
+    /// NCCL.
     Nccl,
 }
 
@@ -38,29 +38,31 @@ pub enum GpuTransport {
 #[derive(Debug)]
 pub struct GpuAgreed(Taken);
 
-/// The way that the edges between two ranks take.
+/// The transport of the edges between two ranks.
 #[derive(Debug)]
 enum Taken {
     P2p(Tried),
     Nccl(nccl::Agreed),
 }
 
-/// Payloads in the memory of one GPU for each rank, by copy engine or NCCL. Groups take NCCL, which is loaded once it is wanted.
+/// Makes edges for payloads in GPU memory, by copy engine or NCCL. Each rank has one GPU. Groups use NCCL, which is
+/// loaded when it is first needed.
 #[derive(Debug)]
 pub struct GpuBackend {
     nccl: NcclBackend,
     way: GpuTransport,
-    /// Is given a line for each peer that says which way the edges take, where that was left to us; and one for each group,
-    /// unless NCCL was asked for.
+    /// Reports one line per peer that names the transport of the edges, if the user left the choice to this backend.
+    /// Also reports one line per group, unless the user asked for NCCL.
     say: fn(&str),
-    /// What was said last, by peer: with a new process of a peer it is most often the same.
+    /// The last line reported for each peer. A new process of a peer mostly leads to the same line, which is not
+    /// repeated.
     said: BTreeMap<Rank, String>,
-    /// Whether an edge has taken the copy engine, and whether an edge or a group has taken NCCL.
+    /// Whether any edge uses the copy engine, and whether any edge or group uses NCCL.
     taken: [bool; 2],
 }
 
 impl GpuBackend {
-    /// A backend that takes this way, and says what it chose.
+    /// Returns a backend that uses transport `way` and reports its choices through `say`.
     pub fn new(nccl: NcclBackend, way: GpuTransport, say: fn(&str)) -> Self {
         Self {
             nccl,
@@ -71,7 +73,8 @@ impl GpuBackend {
         }
     }
 
-    /// Makes the edges with a peer by copy engine, if that works; else why not. Both ranks get the same answer.
+    /// Makes the edges with a peer by copy engine. Returns the reason if that does not work. Both ranks get the same
+    /// answer.
     fn try_p2p(
         &self,
         peer: &mut dyn Peer,
@@ -80,7 +83,7 @@ impl GpuBackend {
     ) -> Result<Result<Tried, Why>, Fault> {
         let device = &self.device;
         if !peer.shares_host() {
-            // Both know it.
+            // Both ranks know this, so neither needs to tell the other.
             let ranks = (peer.own_rank(), peer.rank());
             return Ok(Err(format!(
                 "ranks {} and {} share no host, or no Unix socket on it",
@@ -97,7 +100,7 @@ impl GpuBackend {
         }
     }
 
-    /// Whether the device of a peer can be reached in a way that is wanted.
+    /// Checks that this device can reach the device of a peer, over a connection that the chosen transport allows.
     fn reach(&self, uuid: [u8; 16]) -> Result<(), Unreachable> {
         self.device.bind()?;
         if !self.device.can_share()? {
@@ -111,7 +114,7 @@ impl GpuBackend {
         }
     }
 
-    /// Loads NCCL, and compares with a peer what must be the same for it, unless the handshake has.
+    /// Loads NCCL and compares its settings with the peer's. Does nothing if the handshake has compared them already.
     fn agree_on_nccl(&mut self, peer: &mut dyn Peer, why: &str) -> Result<(), Fault> {
         if self.way == GpuTransport::Nccl {
             return Ok(());
@@ -135,7 +138,8 @@ impl GpuBackend {
         )
     }
 
-    /// Says which way the edges with a peer take, if that was left to us: the lower rank does.
+    /// Reports the transport of the edges with a peer, if the user left the choice to this backend. Only the lower rank
+    /// reports.
     fn tell(&mut self, peer: &dyn Peer, edges: &[EdgeEnd], way: &str, why: &str) {
         if self.way != GpuTransport::Best || peer.own_rank() > peer.rank() {
             return;
@@ -162,7 +166,7 @@ impl GpuBackend {
     }
 }
 
-/// Why the device of a peer is not reached.
+/// Why this rank cannot use the GPU of a peer.
 #[derive(Debug, thiserror::Error)]
 enum Unreachable {
     #[error(transparent)]
@@ -181,7 +185,7 @@ enum Unreachable {
     NoUuid,
 }
 
-/// What NCCL's backend has beside the edges: the device, the library and its settings.
+/// Gives access to the NCCL backend, with the device, the library and its settings.
 impl Deref for GpuBackend {
     type Target = NcclBackend;
 
@@ -211,7 +215,7 @@ impl Backend for GpuBackend {
     type Agreed = GpuAgreed;
     type AgreedGroup = (Members, [UniqueId; 2]);
 
-    /// NCCL's own are compared where it is used, once that is known.
+    /// Leaves out NCCL's settings unless NCCL was asked for: they are compared once two ranks have chosen NCCL.
     fn settings(&self) -> Vec<(String, String)> {
         let transport = match self.way {
             GpuTransport::Best => "p2p or nccl",
@@ -225,7 +229,7 @@ impl Backend for GpuBackend {
         Backend::device(&self.nccl)
     }
 
-    /// Its name says which ways the edges and groups of this rank have taken.
+    /// Returns a name that lists the transports which the edges and groups of this rank use.
     fn capabilities(&self) -> Capabilities {
         let name = match (self.taken, self.way) {
             ([true, true], _) => "p2p+nccl",

@@ -1,27 +1,31 @@
-//! How long this crate waits, and how often it looks.
+//! Durations of this crate: how long it waits, and how often it polls.
 //!
-//! Here stands each bound on a wait for a peer, another thread or a library: what it bounds, and why it is that long. One
-//! that must be longer than another is written as that other and something. Not here: what the caller sets, and times
-//! that shape one algorithm alone, as spinning before a sleep or the pauses between two attempts.
+//! This module holds each bound on a wait for a peer, another thread or a library. Each comment says what the constant
+//! bounds and why it is that long. A bound that must exceed another one is written as that constant plus a margin.
+//! Durations that the caller sets are not here. Neither are durations inside a single algorithm, such as spinning
+//! before a sleep or the pause between two attempts.
 
 use std::time::Duration;
 
 pub(crate) use pp_meet::times::WANTED_LOOK_EVERY;
 
-/// Time between two looks at whether a thread is done with NCCL, or the last credits are back: they take microseconds.
+/// Polling interval while a thread leaves NCCL, or while the last credits return. Both take microseconds.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_micros(50);
-/// Time between two looks at a communicator that is made or ended, which takes milliseconds.
+/// Polling interval while a communicator is made or ended, which takes milliseconds.
 pub(crate) const COMMUNICATOR_LOOK_EVERY: Duration = Duration::from_micros(100);
-/// Time between two looks at threads that an earlier generation left behind, which end when their abort does.
+/// Polling interval for threads that an earlier generation left behind. They end when their abort does.
 pub(crate) const LEFT_BEHIND_LOOK_EVERY: Duration = Duration::from_millis(1);
-/// While a way between two GPUs is tried: a payload of any size and its number come within this, or they never do.
+/// Timeout for a payload and its number while the copy engine between two GPUs is tried. A payload of any size arrives
+/// within this time, or never.
 pub(crate) const TRIED_WITHIN: Duration = Duration::from_secs(5);
-/// A call of NCCL that should come back at once counts after this as one that hangs, and its communicator is aborted.
+/// Time after which a call of NCCL counts as hung, if it should return at once. Its communicator is then aborted.
 pub(crate) const RETURNS_WITHIN: Duration = Duration::from_millis(100);
-/// The end of the edges with a peer waits for the last credits and completions: microseconds where both ends have done
-/// their work.
+/// Longest wait for the last credits and completions when the edges with a peer end. It takes microseconds where both
+/// ends have done their work.
 pub(crate) const SETTLED_WITHIN: Duration = Duration::from_millis(50);
-/// The drop of the last edge with a peer waits for communicators that end in order: NCCL waits for the peer to do the same.
+/// Longest wait for communicators to end in order when the last edge with a peer is dropped. NCCL waits for the peer to
+/// do the same.
 pub(crate) const DESTROYED_WITHIN: Duration = Duration::from_secs(2);
-/// The drop of edges or of a communicator waits for an abort at the most; measured: half a second.
+/// Longest wait for an abort when edges or a communicator are dropped. An abort took half a second when it was
+/// measured.
 pub const ENDED_WITHIN: Duration = DESTROYED_WITHIN.saturating_add(Duration::from_secs(1));

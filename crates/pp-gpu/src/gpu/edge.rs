@@ -1,8 +1,8 @@
-//! Edges between this rank's device and that of a peer, whichever mover their payloads take.
+//! Edges between this rank's device and the device of a peer, over any mover.
 //!
-//! Hazard: what fails between a header and its payload leaves the peer waiting for what cannot come. Guarantee: all that can
-//! be checked is checked before the header leaves, in the turn in which the payload is sent; what fails behind that ends the
-//! life of all edges with the peer.
+//! Hazard: a failure between a header and its payload leaves the peer waiting for a payload that never comes.
+//! Guarantee: everything that can be checked is checked before the header leaves, in the turn that sends the payload. A
+//! failure after the header ends the life of all edges with the peer.
 
 use std::cell::Cell;
 use std::fmt::Debug;
@@ -30,33 +30,34 @@ pub(crate) trait Mover: Debug + Send {
     /// This thread may not issue.
     fn enter(&self) -> Result<Turn<'_>, TransportError>;
 
-    /// Orders the send of a slot behind the work that wrote it, or issues it: all that can fail before the header leaves.
-    /// There is room for the bytes, and the slot was not sent ahead.
+    /// Issues the send of a slot behind the work that wrote it, or orders the send stream behind that work. Everything
+    /// that can fail before the header leaves happens here. The caller has checked that the bytes fit, and that the
+    /// slot was not sent ahead.
     ///
     /// # Errors
-    /// The driver refuses; the edge is gone.
+    /// The driver refuses, or the edge is gone.
     fn prepare(&self, lease: &mut DeviceTx, bytes: usize) -> Result<(), TransportError>;
 
-    /// Sends a slot whose header has left, unless it is on its way.
+    /// Sends a slot whose header has left, unless the slot is already on its way.
     ///
     /// # Errors
-    /// The slot may be read or not.
+    /// The send may have been issued: the slot may still be read.
     ///
     /// # Safety
-    /// In a turn. The slot was prepared, and is neither written nor freed before it has moved.
+    /// The caller holds a turn. The slot was prepared, and nothing writes or frees it before its payload has moved.
     unsafe fn send(&self, slot: &Slot, bytes: usize) -> Result<(), TransportError>;
 
-    /// Receives into a slot what its header has announced.
+    /// Receives the payload that a header has announced into a slot.
     ///
     /// # Errors
-    /// The slot may be written or not.
+    /// The receive may have been issued: the slot may still be written.
     ///
     /// # Safety
-    /// In a turn. The slot has room for the bytes, and is neither used nor freed before they are there.
+    /// The caller holds a turn. The bytes fit the slot, and nothing uses or frees the slot before they have arrived.
     unsafe fn receive(&self, slot: &Slot, bytes: usize) -> Result<(), TransportError>;
 }
 
-/// A call under way, which is marked as long as it lasts if others look at that.
+/// A call in progress. If another thread checks for calls, the flag is set until the turn is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn<'a>(pub(crate) Option<&'a AtomicBool>);
 
@@ -68,14 +69,14 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// What all edges with one peer have in common.
+/// The state that all edges with one peer share.
 ///
 /// # If dropped
-/// Waits up to 50 ms until what was sent has come back and what was announced has arrived. What is still in flight then is
-/// given up. Then ends their life.
+/// Waits up to 50 ms until every sent payload was acknowledged and every announced payload has arrived. Gives up what
+/// is still in flight after that. Then ends the life of the edges.
 #[derive(Debug)]
 struct Shared {
-    /// None where all edges carry headers alone.
+    /// `None` if all edges carry headers alone.
     life: Option<Arc<dyn EdgesLife>>,
     out: Vec<Arc<TxPool>>,
     incoming: Vec<Arc<RxPool>>,
@@ -93,18 +94,18 @@ impl Shared {
         }
     }
 
-    /// Gives back what its readers are done with, on any edge.
+    /// Returns the slots of all edges whose readers are done.
     #[inline]
     fn sweep(&self) {
         self.incoming.iter().for_each(|pool| pool.sweep());
     }
 
-    /// Whether nothing is in flight, on this side or on its way from or to the peer.
+    /// Tells whether nothing is in flight on any edge with the peer, in either direction.
     fn is_clean(&self) -> bool {
         let is_back = |pool: &Arc<TxPool>| pool.lane.are_all_back() && pool.is_still();
         let is_taken = |pool: &Arc<RxPool>| {
             let slots = &pool.pool;
-            // Credits may be queued on the stream.
+            // The stream may still have credits queued.
             let is_told = || matches!(slots.stream.is_idle(), Ok(true));
             !slots.lane.has_untaken() && slots.is_still() && is_told()
         };
@@ -139,42 +140,43 @@ impl Drop for Shared {
     }
 }
 
-/// What an edge has that carries payloads.
+/// The slots and the mover of an edge that carries payloads.
 #[derive(Debug)]
 struct Payloads<P> {
     pool: Arc<P>,
     mover: Box<dyn Mover>,
 }
 
-/// The sending end of an edge from this rank's device, in the hands of one thread.
+/// The sending end of an edge from this rank's device. One thread at a time uses it.
 ///
 /// # If dropped
-/// Nothing more is sent; leases stay valid. The drop of the last end of all edges with the peer waits up to 50 ms for what is
-/// in flight. NCCL's communicators end then, on a thread of their own: in order when everything that was sent has come back
-/// and everything announced has arrived, else by an abort. The drop waits for that, 2 or 3 seconds at most.
+/// Sends nothing more; leases stay valid. Dropping the last end of all edges with the peer waits up to 50 ms for
+/// payloads in flight. NCCL's communicators then end on a thread of their own. They end in order if every sent payload
+/// was acknowledged and every announced payload has arrived, else by an abort. The drop waits for that end for at most
+/// 2 to 3 seconds.
 #[derive(Debug)]
 pub struct DeviceOut {
-    // First: the life ends before what its movers hold is left.
+    // Declared first, so that the life ends before the mover is dropped.
     shared: Arc<Shared>,
     lane: LaneTx,
     payloads: Option<Payloads<TxPool>>,
     sequencer: Sequencer,
 }
 
-/// The receiving end of an edge to this rank's device, in the hands of one thread.
+/// The receiving end of an edge to this rank's device. One thread at a time uses it.
 ///
 /// # If dropped
-/// As [`DeviceOut`].
+/// Behaves as [`DeviceOut`].
 #[derive(Debug)]
 pub struct DeviceIn {
-    // First, as in `DeviceOut`.
+    // Declared first, as in `DeviceOut`.
     shared: Arc<Shared>,
     lane: LaneRx,
     payloads: Option<Payloads<RxPool>>,
 }
 
-/// One end of an edge before it knows the others: its number, its lane and, where it has payloads, its slots and what moves
-/// them.
+/// One end of an edge before it is joined with the others: its number, its lane and, if it has payloads, its slots and
+/// mover.
 pub(crate) type Lone = (u32, LaneEnd, Option<(Arc<DeviceSlots>, Box<dyn Mover>)>);
 
 enum EdgeSide {
@@ -182,7 +184,8 @@ enum EdgeSide {
     In(LaneRx, Option<Payloads<RxPool>>),
 }
 
-/// Gives all ends of edges with a peer what they have in common; and what gives them up. Without a life none has payloads.
+/// Joins all ends of edges with a peer under one shared state, and adds the handle that aborts them. Without a life no
+/// edge has payloads.
 pub(crate) fn join<E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized>(
     ends: impl IntoIterator<Item = Lone>,
     life: Option<Arc<dyn EdgesLife>>,
@@ -241,8 +244,8 @@ pub(crate) fn join<E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized>(
     Connected { ends, abort }
 }
 
-/// Checks that the message, its payload, the lane and the device are all fit to go, and prepares the send. Gives the turn
-/// in which it is sent.
+/// Checks that the message, its payload, the lane and the device are ready, and prepares the send. Returns the turn
+/// that sends the payload.
 fn ready<'a>(
     shared: &Shared,
     lane: &mut LaneTx,
@@ -265,7 +268,7 @@ fn ready<'a>(
     };
     pool.slot(lease.slot).check()?;
     match lease.ahead {
-        // It fits a slot, so it fits the address space.
+        // The payload fits a slot, so its size fits the address space.
         None => mover.prepare(lease, bytes as usize)?,
         Some(ahead) if ahead as u64 == bytes => {}
         Some(ahead) => {
@@ -282,7 +285,7 @@ impl EdgeTx for DeviceOut {
     type Tx = DeviceTx;
     type Sending = Sending;
 
-    /// NCCL ends communicators in order together with the peer, and waits for it.
+    /// Aborts the edges: NCCL can end communicators in order only together with the peer, and would wait for it.
     fn peer_is_gone(&mut self) {
         self.shared.kill("its peer is gone");
     }
@@ -326,8 +329,8 @@ impl EdgeTx for DeviceOut {
                 return Err(Rejected { buffer, error });
             }
         };
-        // From here on nothing may fail: the header is a commitment. What fails all the same ends the generation, since the
-        // peer waits for what cannot come.
+        // Nothing may fail from here on, since the header is a commitment. A failure after it still ends the
+        // generation, because the peer waits for a payload that cannot come.
         let is_ahead = payload.as_ref().is_some_and(|lease| lease.ahead.is_some());
         let sending = payload.map(DeviceTx::into_sending);
         let slot = sending.as_ref().map(|sending| sending.slot);
@@ -346,7 +349,7 @@ impl EdgeTx for DeviceOut {
             }),
             Err(error) => {
                 shared.kill(&error.to_string());
-                // The next generation may send it, from a copy where this one may still read it.
+                // The next generation may send the slot. It sends a copy if this generation may still read the slot.
                 let buffer = sending.map(|sending| {
                     if is_ahead {
                         sending.give_up();
@@ -363,7 +366,7 @@ impl EdgeRx for DeviceIn {
     type Rx = DeviceRx;
     type Receiving = Receiving;
 
-    /// As of the sending end.
+    /// Aborts the edges, as [`DeviceOut`] does.
     fn peer_is_gone(&mut self) {
         self.shared.kill("its peer is gone");
     }
@@ -378,7 +381,7 @@ impl EdgeRx for DeviceIn {
         self.shared.check()?;
         self.shared.sweep();
         let Some(Payloads { pool, mover }) = &self.payloads else {
-            // There is no slot, so this is the peer's fault.
+            // There is no slot, so the announcement is the peer's fault.
             let (slot, len) = self.lane.take_announced(header, 0)?;
             unreachable!("slot {slot} with {len} bytes was taken, and there is none");
         };

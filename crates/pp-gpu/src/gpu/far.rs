@@ -4,33 +4,34 @@ use std::fmt::Debug;
 
 use pp_device::{CudaError, DevicePtr, Event, Stream};
 
-/// The remote end of a slot that a copy engine fills or reads. No event of this device tells how far the other device is; both
-/// devices write numbers into memory that both hosts read.
+/// The remote end of a slot that a copy engine fills or reads. No event of this device tells what the other device has
+/// done, so both devices write numbers into memory that both hosts read.
 pub(crate) trait Far: Debug + Send + Sync {
-    /// Whether the other device is done: it has written what was announced, or has read what was sent.
+    /// Tells whether the other device is done: it has written the announced payload, or has read the sent one.
     fn has_moved(&self) -> bool;
 
-    /// Returns the slot to its sender once `behind` is done, or at once.
+    /// Returns the slot to its sender, after the event `behind` if there is one.
     ///
     /// # Errors
     /// The driver refuses.
     fn give_back(&self, behind: Option<&Event>) -> Result<(), CudaError>;
 
-    /// The number of the next payload, which is there when this number has arrived. Only the holder of the slot calls this.
+    /// Returns the number of the next payload. The payload is there when this number has arrived. Only the holder of
+    /// the slot calls this.
     fn next(&self) -> u32;
 
-    /// Issues the copy of a payload from here into the slot of the other rank, and its number behind that. False where the edge
-    /// is gone.
+    /// Issues the copy of a payload into the slot of the other rank, and the write of its number behind the copy.
+    /// Returns false if the edge is gone.
     ///
     /// # Errors
-    /// The driver refuses; some of it may have been issued.
+    /// The driver refuses; part of the work may have been issued.
     ///
     /// # Safety
-    /// There is room for as many bytes. They are written by nothing that the stream is not ordered behind, and neither written
-    /// nor freed before the number has come back or the stream has passed the copy. The other rank has given back the slot.
-    /// The stream is that of the edge.
+    /// The slot of the other rank has room for the bytes, and the other rank has returned it. `stream` is the stream of
+    /// the edge, and is ordered behind everything that writes the bytes. Nothing writes or frees the bytes before the
+    /// number has come back or the stream has passed the copy.
     unsafe fn put(&self, from: DevicePtr, number: u32, stream: &Stream) -> Result<bool, CudaError>;
 
-    /// Keeps the slot's memory until these events are done, where the other rank has mapped it.
+    /// Keeps memory that the other rank has mapped until these events are done.
     fn used_until(&self, events: Vec<Event>);
 }

@@ -1,7 +1,7 @@
-//! Slots in the hands of stages, and slots that move.
+//! Leases of slots, and slots in flight.
 //!
-//! A lease is not the memory but the right to issue work on it: its holder names a stream, and
-//! whatever is issued there is ordered before the send, or before the slot goes back.
+//! A lease is the right to issue work on a slot, not the memory itself. The holder names a stream. All work issued to
+//! that stream is ordered before the send, or before the slot goes back.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use pp_edges::error::TransportError;
 use pp_edges::in_flight::{Part, Resend, Submission};
 
 impl Slot {
-    /// Copies the first `bytes` of the slot to the other device, on the edge's stream and after the work on the slot. False if the
-    /// edge has no remote end, or is gone.
+    /// Copies the first `bytes` of the slot to the other device, on the edge's stream and after the work on the slot.
+    /// Returns false if the edge has no remote end, or is gone.
     ///
     /// # Errors
     /// The driver refuses; if part of the copy may have been issued, the slot is never leased again.
     ///
     /// # Safety
-    /// The slot has room for the bytes, the receiver has returned its slot, and no work is issued on the slot before the other
-    /// device has read it. `stream` is that of the edge.
+    /// The bytes fit the slot, the receiver has returned its slot, and no work is issued on the slot before the other
+    /// device has read it. `stream` is the stream of the edge.
     pub(crate) unsafe fn put(
         &self,
         bytes: usize,
@@ -48,7 +48,7 @@ impl Slot {
         Ok(put?)
     }
 
-    /// Notes that a payload comes from the other device.
+    /// Counts a payload that the other device will write into the slot.
     pub(crate) fn expect(&self) {
         if let Some(far) = &self.far {
             far.next();
@@ -57,23 +57,22 @@ impl Slot {
     }
 }
 
-/// A slot of an edge, to be written by work on a device.
+/// A lease to write a slot of an edge with work on a device.
 ///
 /// # If dropped
-/// The slot is free again; nothing was sent. The work of its next lease is ordered behind the work
-/// that was issued on it. A slot that was sent ahead is lost to the pool for as long as the edge
-/// lives.
+/// The slot is free again, and nothing was sent. The work of the next lease is ordered behind the work already issued
+/// on the slot. A slot that was sent ahead is not leased again for as long as the edge lives.
 #[derive(Debug)]
 pub struct DeviceTx {
     pub(crate) pool: Arc<TxPool>,
     pub(crate) slot: u32,
-    /// The stream that wrote last, whose work has to be waited for before the slot is sent.
+    /// The stream that wrote last. The slot is sent only after its work.
     pub(crate) writer: Option<Stream>,
-    /// So many bytes are on their way, or there, before their message.
+    /// The number of bytes that were sent ahead of their message, if any.
     pub(crate) ahead: Option<usize>,
-    /// Nothing moves before its message.
+    /// Set by [`Self::hold_back`]: nothing is sent ahead.
     is_held: bool,
-    /// The slot was handed over: the lease has ended.
+    /// The slot was handed over, so the lease has ended.
     is_over: bool,
 }
 
@@ -89,21 +88,21 @@ impl DeviceTx {
         }
     }
 
-    /// Bytes that fit the slot.
+    /// Returns the size of the slot in bytes.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.pool.capacity
     }
 
-    /// Runs `issue`, which issues work that writes the slot to `stream`. The send is ordered behind
-    /// it; so is work that is issued with another stream later.
+    /// Runs `issue`, which issues work that writes the slot to `stream`. The send is ordered behind this work, and so
+    /// is work issued later with another stream.
     ///
-    /// `issue` gets the whole slot, which holds what an earlier chunk left there. The address is
-    /// good for work issued to `stream` inside `issue`, and for nothing else.
+    /// `issue` gets the whole slot, with the bytes that an earlier chunk left there. The address is valid only for work
+    /// that `issue` issues to `stream`.
     ///
     /// # Errors
-    /// What `issue` says; the driver refuses. The slot came back from a send that failed, and NCCL
-    /// may read it yet: it can only be sent again, from a copy. It was sent ahead.
+    /// The error of `issue`; the driver refuses; the slot was sent ahead; or the slot came back from a failed send and
+    /// NCCL may still read it. In the last case the slot can only be sent again, from a copy.
     pub fn write_on<R, E: From<TransportError>>(
         &mut self,
         stream: &Stream,
@@ -117,13 +116,13 @@ impl DeviceTx {
         slot.write_on(&mut self.writer, stream, || issue(slot.ptr()))
     }
 
-    /// Lets the first `bytes` of the slot move as soon as the work that was issued on it is done, before the message that
-    /// tells of them leaves. So the payload is on its way when the driver sees the work done. No work may be issued on the
-    /// slot after that, and a message with just these bytes must be sent with it. Does nothing where the edge cannot (over
-    /// NCCL, and within a rank), or is dead: the send says so.
+    /// Lets the first `bytes` of the slot move once the work issued on it is done, before their message leaves. The
+    /// payload is then already on its way when the driver sees that the work is done. No more work may be issued on the
+    /// slot, and it must be sent with a message of exactly these bytes. Does nothing if the edge cannot send ahead
+    /// (over NCCL, and within a rank), or is dead; the send then reports that it is dead.
     ///
     /// # Errors
-    /// The slot has less room, or was sent ahead; the driver refuses.
+    /// The bytes do not fit the slot; the slot was already sent ahead; the driver refuses.
     pub fn send_ahead(&mut self, bytes: usize) -> Result<(), TransportError> {
         if bytes == 0 || self.is_held || self.pool.is_dead() {
             return Ok(());
@@ -135,14 +134,13 @@ impl DeviceTx {
         self.put(bytes).map(drop)
     }
 
-    /// Lets nothing of the slot move before its message, for a payload that is still to be changed, as by a fault that is made
-    /// on purpose: [`Self::send_ahead`] does nothing.
+    /// Turns [`Self::send_ahead`] into a no-op, for a payload that is still to be changed, as by an injected fault.
     pub const fn hold_back(&mut self) {
         self.is_held = true;
     }
 
-    /// Issues the copy of the first `bytes` to the other device; there is room for them. False if the edge has no remote end, or
-    /// is gone.
+    /// Issues the copy of the first `bytes` to the other device. The caller has checked that they fit. Returns false if
+    /// the edge has no remote end, or is gone.
     pub(crate) fn put(&mut self, bytes: usize) -> Result<bool, TransportError> {
         let slot = self.pool.slot(self.slot);
         // SAFETY: the callers have checked that there is room. A slot is leased only when the receiver has returned it; this
@@ -152,14 +150,14 @@ impl DeviceTx {
         Ok(put)
     }
 
-    /// Orders `stream` behind the work that was issued on the slot.
+    /// Orders `stream` behind the work issued on the slot.
     pub(crate) fn follow_on(&self, stream: &Stream) -> Result<(), CudaError> {
         self.pool
             .slot(self.slot)
             .follow(self.writer.as_ref(), stream)
     }
 
-    /// Ends the lease without freeing the slot: it is in flight now.
+    /// Ends the lease and keeps the slot in flight.
     pub(crate) fn into_sending(mut self) -> Sending {
         self.is_over = true;
         self.pool.lane.submit(self.slot);
@@ -179,12 +177,12 @@ impl Drop for DeviceTx {
     }
 }
 
-/// A slot that was handed over: the device sends it, then the peer has it. Or the next stage of this
-/// rank has it, and no device sends it.
+/// A slot in flight. The device sends it, and then the peer holds it. On an edge within this rank the next stage holds
+/// it, and no device sends it.
 ///
-/// Done when the device has sent it *and* the peer has given it back: the peer's word alone could
-/// come before this device looks up from the memory, and the device's alone says nothing of the
-/// peer (a send of less than 64 MiB ends with no receiver there).
+/// The send is done when the device has sent the slot *and* the peer has returned it. The peer's answer alone does not
+/// show that this device has stopped reading the memory. The device's answer alone says nothing of the peer: a send of
+/// less than 64 MiB completes without a receiver.
 #[derive(Debug)]
 pub struct Sending {
     pool: Arc<TxPool>,
@@ -192,7 +190,7 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Its slot is written no more: what was sent may still be read.
+    /// Forbids further writes into the slot, because the sent payload may still be read.
     pub(crate) fn give_up(&self) {
         self.pool.slot(self.slot).give_up();
     }
@@ -227,7 +225,7 @@ impl Submission for Sending {
     }
 
     fn quarantine(self) {
-        // The memory too: of a transfer that was cut short the device says that it is done.
+        // Gives up the memory too: after a transfer was cut short the device reports it as done.
         self.pool.slot(self.slot).give_up();
         self.pool.lane.quarantine(self.slot);
     }
@@ -236,10 +234,10 @@ impl Submission for Sending {
 impl Resend for Sending {
     fn copy_into(&self, parts: &[Part], slot: &mut DeviceTx) -> Result<(), TransportError> {
         let (sent, into) = (self.pool.capacity, slot.capacity());
-        // All of them, before anything is issued.
+        // All parts are checked before anything is issued.
         let parts = parts.iter().map(|part| part.within(sent, into));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        // The stream that sends the slot, where one does: so its send waits for nothing else.
+        // This uses the stream that sends the slot, so the send waits for nothing else.
         let stream = slot.pool.stream.clone();
         self.pool.slot(self.slot).reread_on(&stream, |from| {
             slot.write_on(&stream, |to| {
@@ -259,22 +257,22 @@ impl Resend for Sending {
     }
 
     fn unsent(buffer: DeviceTx) -> Self {
-        // Its work event stands behind what wrote it, as that of a slot that was sent.
+        // The work event stands behind the write of the buffer, as it does for a slot that was sent.
         buffer.into_sending()
     }
 }
 
-/// A slot of an edge whose payload is there, to be read by work on a device.
+/// A lease to read a slot of an edge whose payload has arrived, with work on a device.
 ///
 /// # If dropped
-/// The slot goes back to the sender when the work that reads it is done: at once, or in one of the
-/// next calls of an edge with the same peer. If all those are gone by then the peer never gets it.
+/// The slot goes back to the sender when the work that reads it is done: at once, or in a later call of an edge with
+/// the same peer. If all edges with the peer are gone by then, the peer never gets the slot.
 #[derive(Debug)]
 pub struct DeviceRx {
     pool: Arc<RxPool>,
     slot: u32,
     len: usize,
-    /// The stream that reads last.
+    /// The stream that read last.
     reader: RefCell<Option<Stream>>,
 }
 
@@ -288,26 +286,26 @@ impl DeviceRx {
         }
     }
 
-    /// Bytes of the payload, as its header said.
+    /// Returns the size of the payload in bytes, as its header states it.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none; a payload always has some.
+    /// Tells whether the payload is empty. It never is: a message without payload has no lease.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Runs `issue`, which issues work that reads the payload to `stream`. A payload of another rank
-    /// is there already; one of this rank may still be written, and `stream` waits for that. Any
-    /// number of streams may read it; the slot goes back when all have.
+    /// Runs `issue`, which issues work that reads the payload to `stream`. A payload from another rank has arrived
+    /// already. A payload from this rank may still be written, and `stream` waits for that. Any number of streams may
+    /// read the payload. The slot goes back when all of them are done.
     ///
-    /// The address is good for work issued to `stream` inside `issue`, and for nothing else.
+    /// The address is valid only for work that `issue` issues to `stream`.
     ///
     /// # Errors
-    /// What `issue` says; the driver refuses.
+    /// The error of `issue`; the driver refuses.
     pub fn read_on<R, E: From<TransportError>>(
         &self,
         stream: &Stream,
@@ -331,7 +329,7 @@ impl Drop for DeviceRx {
     }
 }
 
-/// A slot that the device fills.
+/// A slot that a receive is filling.
 #[derive(Debug)]
 pub struct Receiving {
     pub(crate) pool: Arc<RxPool>,
@@ -348,8 +346,8 @@ impl Submission for Receiving {
         let slot = slots.slot(self.slot);
         if slot.has_moved()? {
             slot.check()?;
-            // An abort makes the device say that it received what it did not: the mark is set
-            // before the device is told, so it is looked at after the device was asked.
+            // After an abort the device reports receives as done that it did not complete. The abort sets its mark
+            // before it tells the device, so the mark is read after the device was asked.
             return slots.check().map(|()| true);
         }
         slots.poll().map(|()| false)

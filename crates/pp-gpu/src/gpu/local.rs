@@ -1,8 +1,8 @@
-//! An edge between two stages on one device: the slot is handed on, and a stream waits for a stream.
+//! An edge between two stages on one device. The slot is handed on in place, and one stream waits for the other.
 //!
-//! Hazard: the next stage reads before the work that writes is done, or the slot is written again while it is read.
-//! Guarantee: each stream that works on a slot waits for the one before, and the slot is leased again when the device
-//! says that its last reader is done. No thread of the host waits, and NCCL is not called.
+//! Hazard: the next stage reads a slot before it is written, or a slot is written again while it is read. Guarantee:
+//! each stream that works on a slot waits for the stream before it. The slot is leased again only when the device says
+//! that its last reader is done. No host thread waits, and NCCL is not called.
 
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ pub struct DeviceLocal {
 }
 
 impl DeviceLocal {
-    /// Allocates its slots, one buffer each.
+    /// Allocates the slots of the edge, one buffer each.
     ///
     /// # Errors
-    /// The shape cannot be; the device has no memory for the slots.
+    /// The shape is not valid, or the device has no memory for the slots.
     pub fn new(device: &Device, shape: EdgeShape) -> Result<Self, TransportError> {
         shape.capacity()?;
         let slots = Arc::new(DeviceSlots::new(device, None, shape)?);
@@ -73,7 +73,7 @@ impl EdgeLocal for DeviceLocal {
         let sending = payload.into_sending();
         let taken = self.rx.pool.lane.take(slot);
         taken.expect("no other code moves a slot of this process");
-        // It fits a slot, so it fits the address space.
+        // The payload fits a slot, so its size fits the address space.
         let lease = DeviceRx::new(&self.rx, slot, bytes as usize);
         Ok((InFlight::new(sending), lease))
     }

@@ -1,6 +1,6 @@
-//! Payloads in the memory of a GPU: slots, and the leases of them that stages hold.
+//! Payloads in GPU memory: the slots, and the leases through which stages use them.
 //!
-//! Each slot belongs to one edge. What moves its payload, NCCL, the copy engine or a stage of the same rank, is the backend's own.
+//! Each slot belongs to one edge. Payloads are moved by NCCL, by the copy engine, or by a stage on the same rank.
 
 mod edge;
 mod far;
@@ -22,9 +22,9 @@ pub(crate) use self::slots::{DeviceSlots, Slot};
 use pp_device::{DeviceBuffer, DevicePtr, Event, Stream};
 use pp_edges::error::TransportError;
 
-/// What all edges with one peer have in common, as their slots see it: they live and end together.
+/// The state that all edges with one peer share, as seen by their slots: the edges live and end together.
 pub(crate) trait EdgesLife: Debug + Send + Sync {
-    /// An error once they are dead: nothing in flight is believed any more.
+    /// Returns an error once the edges are dead. From then on no completion of an operation in flight counts.
     #[inline]
     fn check(&self) -> Result<(), TransportError> {
         if self.is_dead() {
@@ -35,30 +35,31 @@ pub(crate) trait EdgesLife: Debug + Send + Sync {
 
     fn is_dead(&self) -> bool;
 
-    /// That they are dead, and why.
+    /// Returns the error which says that the edges are dead, and why.
     fn aborted(&self) -> TransportError;
 
-    /// A completion was asked for in vain.
+    /// Counts a completion that was asked for and has not come. Now and then checks whether it still can.
     ///
     /// # Errors
-    /// It will never come.
+    /// The completion will never come.
     fn poll(&self) -> Result<(), TransportError>;
 
-    /// Makes everything in flight an error, whatever the device says; nothing is issued any more. The first reason stays.
+    /// Makes every operation in flight an error, whatever the device says. Nothing is issued after that. The first
+    /// reason is kept.
     fn kill(&self, why: &str);
 
-    /// Ends them, in order if nothing is in flight. Waits for the end until the deadline.
+    /// Ends the edges, in order if nothing is in flight. Waits for the end until the deadline.
     ///
     /// # Errors
-    /// They did not end by then, or not as they should.
+    /// The edges did not end by the deadline, or NCCL reported an error.
     fn end(self: Arc<Self>, is_clean: bool, deadline: Instant) -> Result<(), TransportError>;
 
-    /// Frees memory once nothing of this life can touch it any more.
+    /// Frees memory once no operation of this life can touch it.
     fn free_later(&self, pending: PendingFree);
 }
 
-/// Memory that operations of a generation may touch until it is gone, and that other work may touch
-/// until these events are done and this stream is idle.
+/// Memory that may not be freed yet: operations of a generation may touch it until the generation is gone, and other
+/// work may touch it until these events are done and this stream is idle.
 #[derive(Debug)]
 pub(crate) struct PendingFree {
     pub(crate) buffer: DeviceBuffer,
@@ -72,13 +73,13 @@ impl PendingFree {
     }
 }
 
-/// So many bytes of the memory, from this one on.
+/// Returns the range of `len` bytes that begins `at` bytes into the memory.
 pub(crate) fn part(of: DevicePtr, at: usize, len: usize) -> DevicePtr {
     let address = of.address + at as u64;
     DevicePtr { address, len }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every critical section leaves a whole value behind if its holder panics.
+    // Every critical section leaves a consistent value behind if its holder panics.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

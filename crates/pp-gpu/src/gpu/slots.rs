@@ -1,16 +1,14 @@
-//! The slots of an edge on a device, and who works on each.
+//! The slots of an edge on a device, and the work on each.
 //!
-//! Each slot has two events of its own, made once. Outgoing: `ready`, behind
-//! whatever writes it, and `done`, behind its send. Incoming: `arrived`, behind its receive, and
-//! `read`, behind whatever reads it. Of an edge within this rank, one event: behind whatever works on
-//! the slot, and each of these waits for the one before. An answer of the device that something is
-//! done is kept, so that it is asked no more. Where another device does the moving ([`Far`]), it says
-//! so itself, and `done` and `arrived` are not recorded.
+//! Each slot has two events, made once. `work` stands behind the work of stages, which writes an outgoing slot or reads
+//! an incoming one. `moved` stands behind the transfer. A slot of an edge within this rank needs `work` alone: each
+//! stream that works on the slot waits for the one before. Once the device has said that a transfer is done, it is not
+//! asked again. Where another device moves the payload ([`Far`]), that device reports the transfer itself, and `moved`
+//! is not recorded.
 //!
-//! A process that lives through many generations must not keep the slots of each. Those of a
-//! transfer that was given up are freed once the abort of their communicators is over and the
-//! stream that moved them has run empty; before that the device's word means nothing. Slots that
-//! work without an event may touch are leaked for good.
+//! A process that lives through many generations must not keep the slots of each. If a transfer was given up, its slot
+//! is freed after the abort of its communicator has ended and the stream of the transfer is idle. Before that the
+//! device's answer means nothing. A slot that work without an event may touch is leaked for good.
 
 use std::cell::RefCell;
 use std::ops::Deref;
@@ -24,39 +22,39 @@ use pp_edges::error::TransportError;
 use pp_edges::host::EdgeShape;
 use pp_edges::lane::{InSlots, OutSlots};
 
-/// Where a slot lies.
+/// The memory of a slot.
 #[derive(Debug)]
 enum Place {
-    /// In memory of its own.
+    /// A buffer of its own.
     Own(DeviceBuffer),
-    /// In part of what its `far` keeps mapped.
+    /// A range of the memory that `far` keeps mapped.
     Shared(DevicePtr),
 }
 
-/// One slot.
+/// One slot: its memory, its events and its state.
 #[derive(Debug)]
 pub(crate) struct Slot {
     place: Place,
-    /// The other device, where that moves the payload.
+    /// The remote end, if a copy engine moves the payload.
     pub(super) far: Option<Arc<dyn Far>>,
-    /// Work was issued on it since it was given back last.
+    /// Work was issued on the slot since it was last given back.
     has_work: AtomicBool,
-    /// Behind the work of stages: what writes an outgoing slot, what reads an incoming one.
+    /// Recorded behind the work of stages: what writes an outgoing slot, or reads an incoming one.
     pub(crate) work: Event,
-    /// Behind the transfer.
+    /// Recorded behind the transfer.
     pub(crate) moved: Event,
-    /// A transfer is under way, as far as the device was asked.
+    /// A transfer is under way, or the device was not asked since.
     moving: AtomicBool,
-    /// Something may work on it that no event tells of: never to be used or freed.
+    /// Work without an event may touch the slot: it is never used again and never freed.
     lost: AtomicBool,
-    /// Its transfer was given up: not to be used, nor freed before the communicators are gone.
+    /// The transfer was given up: the slot is never used again, and not freed before the communicators are gone.
     given_up: AtomicBool,
-    /// The stream that worked on it last, while no lease has it.
+    /// The stream that worked on the slot last, while no lease holds the slot.
     worker: Mutex<Option<Stream>>,
 }
 
 impl Slot {
-    /// A slot in memory of its own.
+    /// Makes a slot with a buffer of its own.
     pub(crate) fn new(
         device: &Device,
         bytes: usize,
@@ -65,7 +63,7 @@ impl Slot {
         Self::at(device, Place::Own(DeviceBuffer::new(device, bytes)?), far)
     }
 
-    /// A slot in memory that another rank has mapped, too.
+    /// Makes a slot in memory that another rank has mapped too.
     pub(crate) fn shared(
         device: &Device,
         place: DevicePtr,
@@ -100,7 +98,7 @@ impl Slot {
         self.moving.store(true, Ordering::Release);
     }
 
-    /// Whether the transfer is done.
+    /// Tells whether the transfer is done.
     #[inline]
     pub(crate) fn has_moved(&self) -> Result<bool, CudaError> {
         if !self.moving.load(Ordering::Acquire) {
@@ -116,17 +114,17 @@ impl Slot {
         Ok(done)
     }
 
-    /// No handle waits for its transfer any more, or the event behind it is missing.
+    /// Marks the slot as given up: no handle waits for its transfer, or the event behind the transfer is missing.
     pub(crate) fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
     }
 
-    /// Whether it must not be used again.
+    /// Tells whether the slot must not be used again.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire) || self.given_up.load(Ordering::Acquire)
     }
 
-    /// Takes over from the stream that worked on it last.
+    /// Takes out the stream that worked on the slot last.
     pub(crate) fn take_worker(&self) -> Option<Stream> {
         lock(&self.worker).take()
     }
@@ -135,8 +133,8 @@ impl Slot {
         *lock(&self.worker) = stream;
     }
 
-    /// Runs `issue`, which issues work that writes the slot to `stream`, behind that of the stream
-    /// that wrote last, and records the slot's work event behind it.
+    /// Runs `issue`, which issues work that writes the slot to `stream`. Orders that work behind the stream that wrote
+    /// last, and records the slot's work event behind it.
     pub(crate) fn write_on<R, E: From<TransportError>>(
         &self,
         last: &mut Option<Stream>,
@@ -150,22 +148,22 @@ impl Slot {
         issued
     }
 
-    /// Runs `issue`, which issues work that reads the slot to `stream`: streams may read at once,
-    /// and only the work event is ordered behind all of them, so that none is forgotten.
+    /// Runs `issue`, which issues work that reads the slot to `stream`. Several streams may read at once. Only the work
+    /// event is ordered behind all of them, so that it covers every reader.
     pub(crate) fn read_on<R, E: From<TransportError>>(
         &self,
         last: &RefCell<Option<Stream>>,
         stream: &Stream,
         issue: impl FnOnce() -> Result<R, E>,
     ) -> Result<R, E> {
-        // Looked at only then: `issue` may itself have let another stream read.
+        // This reads `last` after `issue` has run, because `issue` may itself have let another stream read.
         let wait = || self.follow(last.borrow().as_ref(), stream);
         let issued = self.recorded(stream, issue, wait)?;
         note(&mut last.borrow_mut(), stream);
         issued
     }
 
-    /// Orders `stream` behind the work of another stream that worked on the slot last.
+    /// Orders `stream` behind the stream that worked on the slot last, if that is another one.
     pub(super) fn follow(&self, last: Option<&Stream>, stream: &Stream) -> Result<(), CudaError> {
         match last {
             Some(last) if !last.is_same(stream) => stream.wait(&self.work),
@@ -173,8 +171,9 @@ impl Slot {
         }
     }
 
-    /// Runs `issue`, then `wait`, and records the work event behind both. If it is not recorded, because that fails or
-    /// `issue` panics, the slot is lost: even where `issue` says that it failed it may have issued some of its work.
+    /// Runs `issue`, then `wait`, and records the work event behind both. The slot is lost if the event is not
+    /// recorded, because `wait` or recording fails or `issue` panics. An error of `issue` loses no slot, and may leave
+    /// work issued: the event covers that work.
     fn recorded<R>(
         &self,
         stream: &Stream,
@@ -190,10 +189,9 @@ impl Slot {
         Ok(issued)
     }
 
-    /// Runs `issue`, which issues work that reads to `stream` what the slot was sent with: behind
-    /// the work that wrote it or read it last, and before the slot is used for anything else, since
-    /// the next lease takes over from `stream`. That its transfer was given up is no harm: it only
-    /// reads.
+    /// Runs `issue`, which issues work to `stream` that reads the sent payload again. The work is ordered behind the
+    /// last write or read of the slot, and before any later use, since the next lease takes over from `stream`. A
+    /// transfer that was given up does no harm here, because it only reads the slot.
     pub(crate) fn reread_on<R, E: From<TransportError>>(
         &self,
         stream: &Stream,
@@ -207,14 +205,14 @@ impl Slot {
             stream.wait(&self.work).map_err(TransportError::from)?;
         }
         self.leave_worker(Some(stream.clone()));
-        // Looked at only then: `issue` may itself have let another stream read.
+        // This takes the worker after `issue` has run, because `issue` may itself have let another stream read.
         let wait = || self.follow(lock(&self.worker).as_ref(), stream);
         let issued = self.recorded(stream, || issue(self.ptr()), wait)?;
         self.leave_worker(Some(stream.clone()));
         issued
     }
 
-    /// An error for a slot that something unknown may work on.
+    /// Returns an error for a slot that must not be used again.
     pub(crate) fn check(&self) -> Result<(), TransportError> {
         if self.is_lost() {
             return Err(TransportError::Unrecorded);
@@ -222,14 +220,14 @@ impl Slot {
         Ok(())
     }
 
-    /// Whether the device says that nothing works on the slot any more.
+    /// Tells whether the device says that no work on the slot is left.
     fn is_quiet(&self) -> bool {
         let quiet = |done: Result<bool, CudaError>| matches!(done, Ok(true));
         !self.is_lost() && quiet(self.has_moved()) && quiet(self.work.is_done())
     }
 
-    /// Whether the peer may have it back: nothing works on it, or what does is followed by the word that says so, which this
-    /// issues.
+    /// Tells whether the peer may have the slot back. Where a copy engine fills the slot, this issues the write that
+    /// returns it, behind the work that still reads it. Elsewhere no work may be left.
     fn try_give_back(&self) -> bool {
         let has_arrived = || !self.is_lost() && matches!(self.has_moved(), Ok(true));
         let Some(far) = &self.far else {
@@ -249,14 +247,14 @@ impl Slot {
     }
 }
 
-/// Notes the stream that worked on a slot last.
+/// Records the stream that worked on a slot last.
 fn note(last: &mut Option<Stream>, stream: &Stream) {
     if last.as_ref().is_none_or(|last| !last.is_same(stream)) {
         *last = Some(stream.clone());
     }
 }
 
-/// Work may have been issued behind which no event is recorded yet: dropped, the slot is lost.
+/// Guards work that may have been issued without an event behind it. The drop marks the slot as lost.
 struct Unrecorded<'a>(&'a Slot);
 
 impl Drop for Unrecorded<'_> {
@@ -265,15 +263,15 @@ impl Drop for Unrecorded<'_> {
     }
 }
 
-/// The slots of one edge, and who owns each.
+/// The slots of one edge, and their states.
 #[derive(Debug)]
 pub(crate) struct Pool<S> {
     pub(crate) lane: Arc<S>,
-    /// Of an edge within this rank both its ends have the same.
+    /// Both ends of an edge within this rank share these.
     pub(crate) slots: Arc<DeviceSlots>,
 }
 
-/// Slots to be written and sent.
+/// Slots that this rank writes and sends.
 pub(crate) type TxPool = Pool<OutSlots>;
 
 impl<S> Deref for Pool<S> {
@@ -284,16 +282,16 @@ impl<S> Deref for Pool<S> {
     }
 }
 
-/// Slots that were allocated, and the stream that moves their payloads, or copies into them.
+/// The allocated slots of an edge, and the stream that moves their payloads or copies into them.
 ///
 /// # If dropped
-/// Never waits. Each is freed some time later when the device says that nothing works on it, and
-/// where their communicators were given up, when those have ended too; else leaked, and said so.
+/// Never waits. Each slot is freed later, when the device says that no work on it is left. If its communicator was
+/// given up, it is freed when that has ended too. A slot that cannot be freed is leaked, with a warning.
 #[derive(Debug)]
 pub(crate) struct DeviceSlots {
     slots: Vec<Slot>,
     pub(crate) capacity: usize,
-    /// That of their communicator; none of an edge within this rank.
+    /// The life of their communicator. `None` for an edge within this rank.
     pub(crate) life: Option<Arc<dyn EdgesLife>>,
     pub(crate) stream: Stream,
 }
@@ -304,14 +302,14 @@ impl DeviceSlots {
         life: Option<Arc<dyn EdgesLife>>,
         shape: EdgeShape,
     ) -> Result<Self, CudaError> {
-        // The layout of an edge has checked that it fits.
+        // The layout of the edge has checked that the size fits.
         let capacity = usize::try_from(shape.slot_bytes).unwrap_or(usize::MAX);
         let slots = (0..shape.slots()).map(|_| Slot::new(device, capacity, None));
         let slots = slots.collect::<Result<_, _>>()?;
         Ok(Self::of(slots, capacity, life, Stream::urgent(device)?))
     }
 
-    /// These, whose payloads a stream moves.
+    /// Returns these slots, with the stream that moves their payloads.
     pub(crate) fn of(
         slots: Vec<Slot>,
         capacity: usize,
@@ -326,7 +324,7 @@ impl DeviceSlots {
         }
     }
 
-    /// An error once their communicator is dead.
+    /// Returns an error once their communicator is dead.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), TransportError> {
         self.life.as_ref().map_or(Ok(()), |life| life.check())
@@ -336,7 +334,7 @@ impl DeviceSlots {
         self.life.as_ref().is_some_and(|life| life.is_dead())
     }
 
-    /// A completion was asked for in vain.
+    /// Counts a completion that was asked for and has not come.
     #[inline]
     pub(crate) fn poll(&self) -> Result<(), TransportError> {
         self.life.as_ref().map_or(Ok(()), |life| life.poll())
@@ -346,7 +344,7 @@ impl DeviceSlots {
         &self.slots[slot as usize]
     }
 
-    /// Whether no transfer is under way, as the device says.
+    /// Tells whether the device says that no transfer is under way.
     pub(crate) fn is_still(&self) -> bool {
         let mut slots = self.slots.iter();
         slots.all(|slot| !slot.is_lost() && matches!(slot.has_moved(), Ok(true)))
@@ -356,7 +354,7 @@ impl DeviceSlots {
 impl Drop for DeviceSlots {
     fn drop(&mut self) {
         for slot in std::mem::take(&mut self.slots) {
-            // Of a slot that the peer has a part in, the peer's word is not enough to free memory.
+            // If the peer maps the slot, the peer's word is not enough to free its memory.
             if slot.far.is_none() && slot.is_quiet() && !self.is_dead() {
                 continue;
             }
@@ -395,14 +393,14 @@ impl Drop for DeviceSlots {
     }
 }
 
-/// Slots to be received into and read, and those on their way back to the sender.
+/// Slots that this rank receives into and reads, and those that wait to go back to the sender.
 #[derive(Debug)]
 pub(crate) struct RxPool {
     pub(crate) pool: Pool<InSlots>,
-    /// Slots whose last reader is not done, or whose transfer is not and has no handle. `None` once
-    /// the edges with the peer are gone and no thread looks any more.
+    /// Slots that cannot go back yet: a reader is not done, or a transfer without a handle is not. `None` once the
+    /// edges with the peer are gone, and no thread returns slots any more.
     returns: Mutex<Option<Vec<u32>>>,
-    /// How many there are, so that a look costs a load.
+    /// The number of waiting slots, so that a check costs one load.
     waiting: AtomicUsize,
 }
 
@@ -415,11 +413,10 @@ impl RxPool {
         }
     }
 
-    /// Gives a slot back as soon as nothing works on it: now, or in a later call of an edge with the
-    /// same peer.
+    /// Returns a slot to its sender once no work on it is left: now, or in a later call of an edge with the same peer.
     pub(crate) fn give_back(&self, slot: u32) {
         if self.pool.is_dead() {
-            // The peer is given nothing any more.
+            // A dead peer gets no slot back.
             return self.pool.lane.slots.quarantine(slot);
         }
         if self.pool.slot(slot).try_give_back() {
@@ -438,7 +435,7 @@ impl RxPool {
         }
     }
 
-    /// Gives back what has become quiet.
+    /// Returns the slots whose work is done by now.
     #[inline]
     pub(crate) fn sweep(&self) {
         if self.waiting.load(Ordering::Acquire) > 0 {
@@ -448,7 +445,7 @@ impl RxPool {
 
     fn sweep_returns(&self) {
         for slot in self.ready_returns() {
-            // Outside of the lock: to tell the peer may take time.
+            // Done without the lock, because telling the peer may take time.
             if self.pool.is_dead() {
                 self.pool.lane.slots.quarantine(slot);
             } else {
@@ -457,7 +454,7 @@ impl RxPool {
         }
     }
 
-    /// Takes out the slots that wait no more: they are quiet, or their peer is given nothing any more.
+    /// Takes out the slots that wait no longer: their work is done, or the peer is dead.
     fn ready_returns(&self) -> Vec<u32> {
         let mut returns = lock(&self.returns);
         let Some(returns) = returns.as_mut() else {
@@ -470,7 +467,7 @@ impl RxPool {
         ready
     }
 
-    /// The edges are gone: what is not back by now stays.
+    /// Closes the pool when the edges are gone. A slot that has not gone back by now is never used again.
     pub(crate) fn close(&self) {
         self.sweep();
         let mut returns = lock(&self.returns);

@@ -1,4 +1,4 @@
-//! Ranks whose payloads lie on GPUs, connected by NCCL.
+//! The NCCL backend, for ranks whose payloads lie on GPUs.
 
 use std::time::Instant;
 
@@ -26,33 +26,33 @@ use pp_edges::shm::layout::Holds;
 
 const WHAT: &str = "agree on communicators";
 
-/// Payloads in the memory of one GPU for each rank.
+/// Makes edges over NCCL for payloads in GPU memory. Each rank has one GPU.
 #[derive(Debug)]
 pub struct NcclBackend {
     /// This rank's GPU.
     pub device: Device,
-    /// The library that connects it with others; none in a job of one rank.
+    /// The NCCL library. `None` in a job of one rank.
     pub nccl: Option<Nccl>,
-    /// Whether communicators block the thread that calls them. A send costs less then, but a connection cannot be given
+    /// Whether communicators block the thread that calls them. A send then costs less, but a connection cannot be given
     /// up while it is made.
     pub blocking: bool,
-    /// The variables of the environment that steer NCCL, by name and value: what must be the same on all ranks is
-    /// compared at the handshake.
+    /// The environment variables that steer NCCL, by name and value. The handshake compares those that must be the same
+    /// on all ranks.
     pub variables: Vec<(String, String)>,
-    /// The GPU that the environment gave this process by its UUID, if it did.
+    /// The UUID of the GPU that the environment assigned to this process, if it did.
     pub given: Option<String>,
     issuer: Option<Issuer>,
 }
 
 impl NcclBackend {
-    /// A backend with blocking communicators.
+    /// Returns a backend with blocking communicators.
     pub fn new(device: Device, nccl: Nccl) -> Self {
         let mut backend = Self::alone(device);
         backend.nccl = Some(nccl);
         backend
     }
 
-    /// A backend for a job of one rank: it makes edges within the rank, and needs no NCCL.
+    /// Returns a backend for a job of one rank. It makes edges within the rank, and needs no NCCL.
     pub fn alone(device: Device) -> Self {
         Self {
             device,
@@ -64,10 +64,11 @@ impl NcclBackend {
         }
     }
 
-    /// The issuer of the device, which all edges and groups of this rank share.
+    /// Returns the issuer of the device, which all edges and groups of this rank share.
     ///
     /// # Errors
-    /// Something else in this process has the device, also when the time is over; there is no NCCL.
+    /// Another issuer of this process held the device until the deadline, or until the issuer was not wanted; or there
+    /// is no NCCL.
     pub fn issuer(&mut self, how: Connect<'_>) -> Result<Issuer, TransportError> {
         let nccl = self.nccl.as_ref().ok_or(TransportError::Alone)?;
         let issuer = match self.issuer.take() {
@@ -84,11 +85,11 @@ impl NcclBackend {
         Ok(self.issuer.insert(issuer).share())
     }
 
-    /// So many ids of communicators, made by the lower rank. They are secrets: they travel inside the authenticated channel
-    /// alone.
+    /// Agrees with the peer on `count` ids of communicators, made by the lower rank. The ids are secrets, so they
+    /// travel only inside the authenticated channel.
     ///
     /// # Errors
-    /// There is no NCCL, or it refuses; the other rank is lost, or sent something else.
+    /// There is no NCCL, or it refuses; the other rank is lost, or sent something unexpected.
     pub fn agree_on_ids(&self, peer: &mut dyn Peer, count: usize) -> Result<Vec<UniqueId>, Fault> {
         if peer.own_rank() > peer.rank() {
             return Self::receive_ids(peer, count);
@@ -99,7 +100,7 @@ impl NcclBackend {
         Ok(ids)
     }
 
-    /// Makes the edges with a peer for any backend.
+    /// Makes the edges with a peer, for any backend.
     pub(crate) fn connect_as<E>(
         &mut self,
         agreed: Agreed,
@@ -109,7 +110,7 @@ impl NcclBackend {
         E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized,
     {
         if agreed.edges.iter().all(|edge| edge.payloads.is_none()) {
-            // There is nothing to connect, and NCCL is not called.
+            // There is nothing to connect, so NCCL is not called.
             let lone = agreed.edges.into_iter();
             return Ok(join(lone.map(|edge| (edge.number, edge.lane, None)), None));
         }
@@ -271,7 +272,7 @@ impl Backend for NcclBackend {
     }
 }
 
-/// As `nvidia-smi -L` prints it, and CUDA_VISIBLE_DEVICES takes it.
+/// Formats a UUID as `nvidia-smi -L` prints it and CUDA_VISIBLE_DEVICES takes it.
 #[must_use]
 pub fn uuid_text(uuid: [u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
@@ -285,7 +286,7 @@ pub fn uuid_text(uuid: [u8; 16]) -> String {
     )
 }
 
-/// The lanes for headers: in memory that both ranks share on one host, else over the control channel.
+/// Opens the lanes for headers: in shared memory for ranks of one host, else over the control channel.
 fn open_lanes(
     peer: &mut dyn Peer,
     edges: &[EdgeEnd],

@@ -20,12 +20,12 @@ use super::id::UniqueId;
 use pp_device::{DevicePtr, Stream};
 use pp_words::gate::{Calling, Gate};
 
-/// Looks without a pause, since an operation settles within microseconds.
+/// Looks without a pause before the wait sleeps: an operation settles within microseconds.
 const EAGER_LOOKS: u32 = 10_000;
-/// The call that makes a communicator.
+/// The name of the call that makes a communicator.
 const JOIN: &str = "ncclCommInitRankConfig";
 
-/// The address of a communicator: a number until a function here uses it.
+/// The address of a communicator, held as a number. Only functions of this module use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Comm(usize);
 
@@ -35,7 +35,7 @@ impl Comm {
     }
 }
 
-/// What a communicator does with memory of its device. Other ranks are named by their place in it.
+/// An operation of a communicator on device memory. It names other ranks by their place in the communicator.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Operation {
     Send { to: u32 },
@@ -44,28 +44,27 @@ pub(super) enum Operation {
     Broadcast { root: u32 },
 }
 
-/// Whether an abort is over.
+/// How far an abort has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum AbortState {
-    /// What was in flight has ended.
+    /// Everything in flight has ended.
     Done,
-    /// It is under way, and there is no communicator any more that could be asked: what was in
-    /// flight may still be.
+    /// The abort goes on, and there is no communicator left to ask: operations may still be in flight.
     UnderWay,
 }
 
-/// A call on a communicator, with what a wait for it may give up on.
+/// A call on a communicator, and the condition under which a wait for it gives up.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) nccl: &'a Nccl,
-    /// Passed by every call.
+    /// Every call passes this gate.
     pub(super) gate: &'a Gate,
-    /// Asked while a non-blocking communicator is still at it; false gives up.
+    /// Polled while a non-blocking communicator is in progress. False ends the wait.
     pub(super) go_on: &'a dyn Fn() -> bool,
 }
 
 impl Call<'_> {
-    /// Makes a call, unless the gate is closed: then the communicator counts as in progress for good.
+    /// Makes a call, unless the gate is closed. If it is closed, the communicator counts as in progress for good.
     fn pass(&self, calling: Calling, call: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
         match self.gate.enter(calling) {
             Some(_pass) => call(),
@@ -73,7 +72,7 @@ impl Call<'_> {
         }
     }
 
-    /// The result of a call that is over: of a non-blocking communicator it may come later.
+    /// Waits for the final result of a call that has returned. A non-blocking communicator may settle it later.
     ///
     /// # Safety
     /// As the module says, 1 and 2.
@@ -100,7 +99,7 @@ impl Call<'_> {
         self.nccl.check(call, result)
     }
 
-    /// What the communicator says of what it does by itself.
+    /// Returns the communicator's asynchronous error state.
     ///
     /// # Safety
     /// As the module says, 1 and 2.
@@ -114,9 +113,8 @@ impl Call<'_> {
         if asked.is_success() { state } else { asked }
     }
 
-    /// Begins to join the communicator that the id names: a blocking one waits here for the other
-    /// ranks, any other goes on by itself until [`Call::joined`]. `None` once the library has taken
-    /// back what it made.
+    /// Begins to join the communicator that the id names. A blocking one waits here for the other ranks. A non-blocking
+    /// one continues by itself until [`Call::joined`]. Returns `None` if the library has already freed what it made.
     ///
     /// # Safety
     /// As the module says, 2; the context of its device is current.
@@ -154,7 +152,7 @@ impl Call<'_> {
         Ok(None)
     }
 
-    /// Waits until a communicator is joined that was begun.
+    /// Waits until a communicator whose join was begun is joined.
     ///
     /// # Safety
     /// As the module says, 1 and 2.
@@ -166,7 +164,7 @@ impl Call<'_> {
         }
     }
 
-    /// Issues an operation on `count` elements at `place`; a collective works in place.
+    /// Issues an operation on `count` elements at `place`. A collective works in place.
     ///
     /// # Safety
     /// As the module says.
@@ -208,9 +206,9 @@ impl Call<'_> {
         unsafe { self.settle(name, comm, result) }
     }
 
-    /// Issues operations on a communicator as a group, which is ended whatever happens: it is the thread's, and
-    /// takes in what the thread issues for other communicators too. It passes the gate as a whole, and nothing in
-    /// it hangs, or is waited for, before its end. `None` when the gate is closed.
+    /// Issues operations on a communicator as a group, and ends the group whatever happens. A group belongs to the
+    /// thread, so it would also take in operations on other communicators. The group passes the gate as a whole.
+    /// Nothing in it hangs or is waited for before its end. Returns `None` if the gate is closed.
     ///
     /// # Safety
     /// As the module says, of every operation in the group.
@@ -241,7 +239,7 @@ impl Call<'_> {
         self.nccl.check("ncclGroupStart", result)
     }
 
-    /// Takes the communicator out of service; `None` where the library cannot.
+    /// Revokes the communicator. Returns `None` if the library cannot.
     ///
     /// # Safety
     /// As the module says, 1 and 2, as far as can be had: an abort must go on where the issuing
@@ -254,7 +252,8 @@ impl Call<'_> {
         Some(unsafe { self.settle("ncclCommRevoke", comm, result) })
     }
 
-    /// Aborts the communicator; inside a group, at its end. It is gone afterwards.
+    /// Aborts the communicator. Inside a group the abort happens at the end of the group. The communicator is gone
+    /// afterwards.
     ///
     /// # Safety
     /// As [`Call::revoke`]; no thread uses the communicator any more.
@@ -264,7 +263,7 @@ impl Call<'_> {
         self.state("ncclCommAbort", result)
     }
 
-    /// Ends a group of aborts alone.
+    /// Ends a group that holds nothing but aborts.
     ///
     /// # Safety
     /// As [`Call::abort`], of each.
@@ -281,7 +280,7 @@ impl Call<'_> {
         self.nccl.check(call, result).map(|()| AbortState::Done)
     }
 
-    /// Lets the communicator finish what it has, then destroys it. It is gone afterwards.
+    /// Lets the communicator finish its operations, then destroys it. The communicator is gone afterwards.
     ///
     /// # Safety
     /// As the module says, 1 and 2; no thread uses the communicator any more.

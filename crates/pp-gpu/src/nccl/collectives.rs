@@ -1,8 +1,8 @@
 //! Collectives on device memory that the caller keeps, on the caller's stream.
 //!
-//! Hazard: NCCL compares nothing. Members that call different things, or with other sizes, hang or get other bytes.
-//! Guarantee: roots, places and lengths are checked against the group before NCCL sees them. What the members call is in
-//! the flight recording, where ranks that have drifted apart can be told.
+//! Hazard: NCCL compares nothing. Members that call different functions, or use different sizes, hang or get wrong
+//! bytes. Guarantee: roots, places and lengths are checked against the group before NCCL sees them. The flight
+//! recording holds the calls of each member, so it shows which ranks have diverged.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use pp_device::{DevicePtr, Stream};
 use pp_edges::error::TransportError;
 use pp_edges::flight::{Kind, State};
 
-/// Records that are held until their operations are over; an older one is let go.
+/// Records that are kept until their operations are over. The oldest one is let go when there are more.
 const RECORDS: usize = 64;
 
-/// An operation: what is written about it, and what this rank copies for it on its own device.
+/// An operation: what is recorded of it, and what this rank copies for it on its own device.
 struct About {
     kind: Kind,
     peer: Option<(usize, Rank)>,
@@ -39,17 +39,18 @@ fn raw_type(dtype: DType) -> ncclDataType_t {
     }
 }
 
-/// Collectives of a group that runs a stage. All members call the same functions in the same order; of a transfer, the two
-/// that it is between. Roots and other members are named by their place in the group. A function returns when its work is
-/// issued to the stream, behind what was issued there before. Gathers have a communicator of their own: on two streams, a
-/// gather and the rest go on side by side.
+/// The collectives of a group that runs a stage. All members call the same functions in the same order; a transfer is
+/// called only by its two members. Roots and other members are named by their place in the group. A function returns
+/// when its work is issued to the stream, behind earlier work on it. Gathers have a communicator of their own, so on
+/// two streams a gather and other collectives run side by side.
 ///
 /// # Safety
-/// Of every function with an address: the ranges are memory of this rank's device and do not overlap. Until the stream has
-/// passed the work, what is written is used by nothing else, and what is read is written by nothing. After an error or an
-/// abort the ranges stay allocated until the abort of the group has returned without an error; else for good.
+/// This applies to every function with an address. The ranges are memory of this rank's device and do not overlap.
+/// Until the stream has passed the work, nothing else uses a range that is written, and nothing writes a range that is
+/// read. After an error or an abort the ranges stay allocated until the abort of the group has returned without an
+/// error; otherwise they stay allocated for good.
 impl Communicator {
-    /// The bytes of member `root` to all.
+    /// Copies the bytes of member `root` to all members.
     ///
     /// # Safety
     /// As said above.
@@ -69,8 +70,8 @@ impl Communicator {
         unsafe { self.issue(&about, (self.comm, stream), |issue| issue(operation)) }
     }
 
-    /// Part `i` of `from`, `parts[i]` bytes long, the parts one behind the other, goes from `root` to `to` of member `i`.
-    /// Only the root needs `from`.
+    /// Splits `from` of member `root` into parts: part `i` is `parts[i]` bytes long and goes to `to` of member `i`. The
+    /// parts lie one behind the other. Only the root needs `from`.
     ///
     /// # Safety
     /// As said above.
@@ -89,8 +90,8 @@ impl Communicator {
         unsafe { self.share(Kind::Scatter, (to, from), parts, root, stream) }
     }
 
-    /// `parts[i]` bytes, `from` of member `i`, become part `i` of `to`, the parts one behind the other. Only the root needs
-    /// `to`.
+    /// Joins `from` of all members in `to` of member `root`: the `parts[i]` bytes of member `i` become part `i`. The
+    /// parts lie one behind the other. Only the root needs `to`.
     ///
     /// # Safety
     /// As said above.
@@ -109,7 +110,7 @@ impl Communicator {
         unsafe { self.share(Kind::Gather, (from, to), parts, root, stream) }
     }
 
-    /// Moves each member's `one` part: in a gather to the root's `all`, else from there.
+    /// Moves the part `one` of each member: into the root's `all` for a gather, out of it for a scatter.
     ///
     /// # Safety
     /// As said above.
@@ -152,7 +153,7 @@ impl Communicator {
         }
     }
 
-    /// The elements become their sums over all members, the same bits at every member.
+    /// Replaces each element by its sum over all members. All members get the same bits.
     ///
     /// # Safety
     /// As said above.
@@ -175,7 +176,7 @@ impl Communicator {
         unsafe { self.issue(&about, (self.comm, stream), |issue| issue(operation)) }
     }
 
-    /// Bytes to another member, which receives as many.
+    /// Sends bytes to another member, which receives as many.
     ///
     /// # Safety
     /// As said above.
@@ -198,7 +199,7 @@ impl Communicator {
         }
     }
 
-    /// Bytes from another member, which sends as many.
+    /// Receives bytes from another member, which sends as many.
     ///
     /// # Safety
     /// As said above.
@@ -221,7 +222,7 @@ impl Communicator {
         }
     }
 
-    /// What is issued to the stream behind it begins when all members have come to it.
+    /// Holds back later work on the stream until all members have reached the barrier.
     ///
     /// # Errors
     /// As [`Communicator::broadcast`].
@@ -236,7 +237,7 @@ impl Communicator {
         unsafe { self.issue(&about, (self.comm, stream), |issue| issue(operation)) }
     }
 
-    /// Ends the records of what is over.
+    /// Ends the records of operations that are over.
     fn end_records(&mut self) {
         let Some(last) = &mut self.last else {
             return;
@@ -254,10 +255,10 @@ impl Communicator {
         }
     }
 
-    /// Issues operations on memory of these types, those without bytes left out, as one group.
+    /// Issues operations on memory of these types as one group. Leaves out those without bytes.
     ///
     /// # Safety
-    /// That of the functions above, of every operation.
+    /// As for the functions above, for every operation.
     unsafe fn issue(
         &mut self,
         about: &About,
@@ -298,7 +299,7 @@ impl Communicator {
                     let last = self.last.as_ref().expect("taken at the end");
                     last.word.used_by(stream).map_err(TransportError::from)
                 }
-                // The communicator was given up before.
+                // The communicator was given up before the call.
                 Ok(None) => Err(life.aborted()),
                 Err(source) => {
                     let doing = format!("{} of group {}", about.kind, self.name());
@@ -329,14 +330,14 @@ fn bytes_of(kind: Kind, peer: Option<(usize, Rank)>, bytes: usize) -> About {
     }
 }
 
-/// Calls `each` with the place of every other member, and where its part begins and how long it is.
+/// Calls `each` for every other member, with its place and the start and length of its part.
 fn each_other(
     parts: &[u64],
     own: usize,
     mut each: impl FnMut(u32, usize, usize) -> Result<(), NcclError>,
 ) -> Result<(), NcclError> {
     let mut start = 0;
-    // What all parts have in common was checked against memory that there is.
+    // The sum of all parts was checked against memory that exists, so it fits.
     let parts = parts.iter().map(|len| *len as usize);
     for (member, len) in parts.enumerate() {
         if member != own {

@@ -20,13 +20,13 @@ use pp_edges::group::Members;
 /// The communicator of a group of ranks.
 ///
 /// # If dropped
-/// Ends on a thread of its own: in order when nothing is in flight, else by an abort. Waits for
-/// that, 3 seconds at most.
+/// Ends on a thread of its own: in order if nothing is in flight, else by an abort. The drop waits for that for at most
+/// 3 seconds.
 #[derive(Debug)]
 pub struct Communicator {
     pub(super) life: Arc<Life>,
     pub(super) comm: Comm,
-    /// The communicator of the gathers: what comes behind a gather on another stream does not wait for it.
+    /// The communicator of the gathers. Work on another stream does not wait for a gather on this one.
     pub(super) gathers: Comm,
     pub(super) members: Members,
     pub(super) log: GroupLog,
@@ -36,22 +36,22 @@ pub struct Communicator {
     _user: IssuerUser,
 }
 
-/// The collectives on memory that the caller keeps.
+/// The record of collectives on memory that the caller keeps.
 #[derive(Debug)]
 pub(super) struct Last {
-    /// A byte on the device. What was issued last counts as a use of it.
+    /// A byte on the device. The last issued operation counts as a use of it.
     pub(super) word: DeviceBuffer,
-    /// Of those that may be under way.
+    /// The records of operations that may be in progress.
     pub(super) records: VecDeque<Record>,
 }
 
 impl Communicator {
-    /// Joins the group and moves a byte between all members, so that no first use is left for
-    /// later; every member does the same at the same time. The members have made both ids for this group.
+    /// Joins the group and moves a byte between all members, so that no first use is left for later. Every member does
+    /// the same at the same time. The members have agreed on both ids for this group.
     ///
     /// # Errors
-    /// [`TransportError::NotInTime`] when a member did not come while there was patience: a thread that waits
-    /// inside NCCL is left behind then. NCCL refuses.
+    /// [`TransportError::NotInTime`] if a member did not come by the deadline, or the group is not wanted any more; a
+    /// thread that waits inside NCCL is then left behind. NCCL refuses.
     pub(super) fn connect(
         issuer: &Issuer,
         (members, ids): (Members, [UniqueId; 2]),
@@ -91,19 +91,19 @@ impl Communicator {
         })
     }
 
-    /// Who the members are.
+    /// Returns the members of the group.
     #[must_use]
     pub fn members(&self) -> &Members {
         &self.members
     }
 
-    /// This rank's device.
+    /// Returns this rank's device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.life.core.device
     }
 
-    /// Its name.
+    /// Returns the name of the group.
     #[must_use]
     pub fn name(&self) -> &str {
         self.members.name()
@@ -153,7 +153,7 @@ impl GroupEnd for Communicator {
         self.life.poll()
     }
 
-    /// NCCL ends a communicator in order together with the other members, and waits for them.
+    /// Aborts the communicator: NCCL can end it in order only together with the other members, and would wait for them.
     fn peer_is_gone(&mut self) {
         self.life.kill("a member is gone");
     }

@@ -1,13 +1,12 @@
 //! Making communicators, on a thread that may be left behind.
 //!
-//! Hazard: creating a communicator, and the first operation with each peer, wait for that peer
-//! inside NCCL, for ever if it never comes. Guarantee: the caller waits until its deadline and
-//! learns how far it came; all edges are tried out before the first payload, so no first use is
-//! left for the steady state. A thread that comes back after all, too late, ends what it made. One
-//! that does not come back at once is freed by an abort of what it has made so far, so that the
-//! device can be connected again. Nothing can be aborted while ncclCommInitRankConfig of a blocking
-//! communicator waits for the peer: it has given no handle yet, so that thread, and the device, are
-//! lost until the peer comes.
+//! Hazard: creating a communicator, and the first operation with each peer, wait for that peer inside NCCL. If it never
+//! comes, they wait for ever. Guarantee: the caller waits until its deadline and learns how far the connection came.
+//! Every edge moves a byte before the first payload, so no first use is left for the steady state. A thread that
+//! returns too late ends what it made. A thread that does not return soon is freed by aborting what it has made so far,
+//! so the device can be connected again. One case remains: ncclCommInitRankConfig of a blocking communicator waits for
+//! the peer and has given no handle yet, so there is nothing to abort. Its thread, and the device, are lost until the
+//! peer comes.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -26,7 +25,7 @@ use pp_device::{CudaError, DeviceBuffer, DevicePtr, Stream};
 use pp_edges::error::TransportError;
 use pp_edges::host::EdgeShape;
 
-/// How far it came.
+/// The step that connecting has reached.
 #[derive(Debug)]
 pub(super) struct ConnectProgress {
     life: Arc<Life>,
@@ -45,7 +44,7 @@ impl ConnectProgress {
         *lock(&self.step)
     }
 
-    /// Begins a step, unless it was given up.
+    /// Begins a step, unless the connection was given up.
     pub(super) fn at(&self, step: &'static str) -> Result<(), Stop> {
         *lock(&self.step) = step;
         if self.life.is_dead() {
@@ -66,10 +65,10 @@ pub(super) enum Stop {
     Nccl(#[from] NcclError),
 }
 
-/// Communicators that have no owner yet. The drop ends them, at a panic too.
+/// Communicators without an owner yet. The drop ends them, also during a panic.
 pub(super) struct Unmade {
     pub(super) life: Arc<Life>,
-    /// `None` only once they were taken over.
+    /// `None` once an owner has taken them over.
     second: Option<SecondThread>,
 }
 
@@ -82,7 +81,7 @@ impl Unmade {
         }
     }
 
-    /// They are whole, and have an owner: the thread that issues may call again.
+    /// Hands the communicators to their owner. From then on the thread that issues may call again.
     pub(super) fn taken(mut self) {
         self.second = None;
     }
@@ -97,11 +96,12 @@ impl Drop for Unmade {
     }
 }
 
-/// Makes a life, runs `make` on a thread of its own and waits for it as long as there is patience. What it adds
-/// to the life is aborted when it fails, or comes too late.
+/// Makes a life, runs `make` on a thread of its own, and waits for that thread. If `make` fails or is too late,
+/// everything that it added to the life is aborted.
 ///
 /// # Errors
-/// [`TransportError::NotInTime`] at the deadline, or when it is not wanted; what stopped it.
+/// [`TransportError::NotInTime`] at the deadline, or when the connection is not wanted any more; the error that stopped
+/// `make`.
 pub(super) fn by<T: Send + 'static>(
     issuer: &Issuer,
     what: String,
@@ -112,7 +112,7 @@ pub(super) fn by<T: Send + 'static>(
     let second = issuer.core.enter_to_connect(&life.what, wait)?;
     let started = Instant::now();
     let progress = Arc::new(ConnectProgress::new(&life));
-    // It holds nothing: either it is taken, or it stays with the maker, and is ended there.
+    // The channel buffers nothing: the result is either taken, or stays with its thread, which ends it.
     let (sender, receiver) = sync_channel(0);
     let (own_life, own_progress) = (Arc::clone(&life), Arc::clone(&progress));
     let work = move || {
@@ -163,23 +163,22 @@ pub(super) fn by<T: Send + 'static>(
     }
 }
 
-/// Sees to it that a thread whose connection was given up comes back: by itself, or because what
-/// it has made so far is aborted. What it brings is dropped here, and so ended.
+/// Makes sure that a thread whose connection was given up returns: by itself, or because its communicators are aborted.
+/// Drops what it returns, which ends that too.
 fn call_back<T: Send + 'static>(life: &Arc<Life>, made: Receiver<T>) {
     let (life, second) = (Arc::clone(life), life.core.enter_to_end());
     let thread = std::thread::Builder::new().name("pp-nccl-back".into());
-    // Without a thread the other may be lost.
+    // If no thread can be started, the thread that connects may be lost.
     let _ = thread.spawn(move || {
         if let Err(RecvTimeoutError::Timeout) = made.recv_timeout(RETURNS_WITHIN) {
-            // The thread that makes them answers for their end, and says how it went.
+            // The thread that made the communicators answers for their end, and reports how it went.
             let _ = life.end_all(How::Abort);
         }
         drop(second);
     });
 }
 
-/// Joins communicators that are independent of each other, at once where they do not block, and
-/// gives them to `life`.
+/// Joins independent communicators and adds them to `life`. Non-blocking ones join at the same time.
 pub(super) fn join(
     life: &Life,
     ids: &[UniqueId],
@@ -204,7 +203,7 @@ pub(super) fn join(
     })
 }
 
-/// One directed edge: its communicator, its stream, and what it does with payloads.
+/// One directed edge: its communicator, its stream, and its operation for payloads.
 #[derive(Debug)]
 pub(super) struct Edge {
     pub(super) comm: Comm,
@@ -213,9 +212,9 @@ pub(super) struct Edge {
 }
 
 impl Edge {
-    /// Issues the transfer of the first `bytes` of a slot, and the event behind it. If that fails, it may
-    /// have been accepted all the same and be launched later: the slot and its stream stay until the
-    /// communicator is gone.
+    /// Issues the transfer of the first `bytes` of a slot, and records the event behind it. After an error NCCL may
+    /// still have accepted the transfer and may launch it later, so the slot and its stream stay until the communicator
+    /// is gone.
     ///
     /// # Safety
     /// This thread is the one that issues on the device. The slot has room for the bytes, and is neither
@@ -237,8 +236,8 @@ impl Edge {
 /// An edge and its slots.
 pub(super) type Half = (Edge, Arc<DeviceSlots>);
 
-/// Makes this rank's ends of these edges, each with its shape and whether this rank sends, and moves a byte over each. Both
-/// ranks do the same in the same order.
+/// Makes this rank's ends of these edges, and moves a byte over each. `ends` has the shape of each edge, and whether
+/// this rank sends. Both ranks do the same in the same order.
 pub(super) fn edges(
     life: &Arc<Life>,
     progress: &ConnectProgress,
@@ -278,7 +277,8 @@ pub(super) fn edges(
         // SAFETY: the communicator was just made, this thread is the only one that calls for the
         // device (see `join`), and the slot has no owner yet and at least a byte.
         let issued = unsafe { edge.issue(life, slots.slot(0), 1) };
-        // Before the slots are dropped: none is freed while a kernel of another edge may wait for ever.
+        // The kill comes before the slots are dropped: no slot is freed while a kernel of another edge may wait for
+        // ever.
         issued.inspect_err(|_| life.kill("an edge could not be connected"))?;
     }
     for (_, slots) in &halves {
@@ -291,8 +291,8 @@ pub(super) fn edges(
     Ok(halves)
 }
 
-/// Moves a byte between this member and each other one, both ways, in one group, and reduces one.
-/// Other algorithms, which NCCL chooses for larger reductions, may still connect at their first use.
+/// Moves a byte between this member and each other one, both ways, in one group, and reduces one byte. NCCL chooses
+/// other algorithms for larger reductions, and those may still connect at their first use.
 pub(super) fn all_pairs(
     life: &Life,
     progress: &ConnectProgress,
@@ -305,8 +305,8 @@ pub(super) fn all_pairs(
     let stream = Stream::urgent(device)?;
     let scratch = DeviceBuffer::new(device, 2 * ranks as usize + 1)?;
     let exchanged = exchange(life, progress, (comm, place, ranks), &stream, &scratch);
-    // Both stay until the communicator is gone: what was accepted may be launched after an error, and memory that is
-    // freed stops the device, which has other work by then.
+    // Both stay until the communicator is gone. NCCL may launch an accepted operation even after an error, and freeing
+    // memory then would stop the device, which has other work by that time.
     life.free_later(PendingFree {
         buffer: scratch,
         events: Vec::new(),
@@ -315,7 +315,7 @@ pub(super) fn all_pairs(
     exchanged
 }
 
-/// Issues what [`all_pairs`] moves, each byte with a place of its own in `scratch`, and waits for it.
+/// Issues the transfers of [`all_pairs`] and waits for them. Each byte has its own place in `scratch`.
 fn exchange(
     life: &Life,
     progress: &ConnectProgress,

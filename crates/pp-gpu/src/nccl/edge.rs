@@ -1,4 +1,4 @@
-//! What edges with a peer are made of, and NCCL as the mover of their payloads.
+//! The parts of edges with a peer over NCCL, and NCCL as the mover of their payloads.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,8 +33,8 @@ pub(super) struct NcclEdge {
     pub(super) number: u32,
     /// Its lane, with as many slots as its shape says.
     pub(super) lane: LaneEnd,
-    /// Its shape, and the id of its communicator, made by one rank for both. None where it carries
-    /// headers alone.
+    /// Its shape, and the id of its communicator, which one rank made for both. `None` if the edge carries headers
+    /// alone.
     pub(super) payloads: Option<(EdgeShape, UniqueId)>,
 }
 
@@ -88,18 +88,17 @@ impl Mover for ByNccl {
     }
 }
 
-/// Makes all edges with a peer, and moves a byte over each that has payloads; the peer does the same at the same
-/// time. Goes on for as long as it is wanted, which is asked every few milliseconds: a caller that hears that the peer is
-/// gone need not wait for it until the deadline.
+/// Makes all edges with a peer, and moves a byte over each that has payloads. The peer does the same at the same time.
+/// Checks every few milliseconds whether the edges are still wanted. So a caller that learns that the peer is gone need
+/// not wait until the deadline.
 ///
-/// A communicator that blocks cannot be given up while it is created, since NCCL has given no
-/// handle to abort: if the peer does not join, the thread that waits for it stays behind, and no
-/// other edge of this device can be made.
+/// A blocking communicator cannot be given up while it is created, since NCCL has given no handle to abort. If the peer
+/// does not join, the thread that waits for it stays behind, and no other edge of this device can be made.
 ///
 /// # Errors
-/// [`TransportError::NotInTime`] when the peer did not do its part by the deadline, or it is not wanted
-/// any more: a thread that waits inside NCCL is left behind then. The device has no memory for the
-/// slots; NCCL refuses; a lane has other slots than its shape.
+/// [`TransportError::NotInTime`] if the peer did not do its part by the deadline, or the edges are not wanted any more;
+/// a thread that waits inside NCCL is then left behind. The device has no memory for the slots; NCCL refuses; a lane
+/// has another number of slots than its shape.
 pub(super) fn connect<E>(
     issuer: &Issuer,
     agreed: Agreed,
@@ -127,7 +126,7 @@ where
         }
     }
     check_queues();
-    // Until the ends are tenants: the thread that issues stays the same.
+    // Held until the ends themselves count as users, so that the thread that issues stays the same.
     let user = IssuerUser::new(issuer);
     let wait = ConnectWait::of(how);
     let started = Instant::now();
@@ -166,7 +165,7 @@ where
     Ok(connected)
 }
 
-/// Streams that share a hardware queue wait for each other.
+/// Warns if all streams share one hardware queue, because such streams wait for each other.
 pub(super) fn check_queues() {
     if std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").is_ok_and(|value| value.trim() == "1") {
         tracing::warn!(

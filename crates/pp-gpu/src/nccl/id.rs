@@ -1,4 +1,4 @@
-//! The secret by which ranks find each other for one communicator.
+//! The secret id by which ranks find each other for one communicator.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -7,16 +7,16 @@ use nccl_sys::{Nccl, ncclUniqueId};
 
 use pp_edges::error::TransportError;
 
-/// Names one communicator. Every process that has it can join: it travels only inside the
-/// authenticated control channel, and is never shown.
+/// The id of one communicator. Every process that has it can join, so it travels only inside the authenticated control
+/// channel and is never printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; Self::BYTES]);
 
 impl UniqueId {
-    /// Bytes of it on the wire.
+    /// Bytes of an id on the wire.
     pub const BYTES: usize = 128;
 
-    /// A new one, made by one rank for all.
+    /// Makes a new id. One rank makes it for all.
     ///
     /// # Errors
     /// NCCL finds no network interface to listen on (`NCCL_SOCKET_IFNAME`).
@@ -28,13 +28,13 @@ impl UniqueId {
         Ok(Self(raw.internal.map(c_char::cast_unsigned)))
     }
 
-    /// Its bytes, to be sent to the other ranks.
+    /// Returns the bytes of the id, to be sent to the other ranks.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         self.0
     }
 
-    /// The one that another rank made.
+    /// Returns the id that another rank made.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)

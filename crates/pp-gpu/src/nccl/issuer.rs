@@ -1,10 +1,10 @@
-//! The right to issue on a device.
+//! The right to issue NCCL calls on a device.
 //!
-//! Hazard: NCCL may not be called by two threads for communicators of one device, not even of
-//! different ones; the calls race, or the two ranks issue in different orders and hang.
-//! Guarantee: one issuer per device and process, bound to the thread that first issues with it;
-//! a call from any other thread is an error before NCCL sees it. So is one from the right thread
-//! while another makes or ends communicators, which may be for good when that one hangs in NCCL.
+//! Hazard: two threads may not call NCCL for communicators of one device, not even for different communicators. The
+//! calls race, or two ranks issue in different orders and hang. Guarantee: each device has one issuer in a process,
+//! bound to the thread that first issues with it. A call from any other thread is an error before NCCL sees it. A call
+//! from the right thread is an error too while another thread makes or ends communicators. That state can be permanent
+//! if the other thread hangs in NCCL.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -19,10 +19,10 @@ use pp_device::Device;
 use pp_edges::backend::Connect;
 use pp_edges::error::TransportError;
 
-/// Devices of this process that have an issuer.
+/// The devices of this process that have an issuer.
 static TAKEN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// How long somebody waits for a connection.
+/// How long a caller waits for a connection.
 pub(super) struct ConnectWait<'a> {
     pub(super) deadline: Instant,
     pub(super) is_wanted: &'a dyn Fn() -> bool,
@@ -40,18 +40,17 @@ impl<'a> ConnectWait<'a> {
         Instant::now() >= self.deadline || !(self.is_wanted)()
     }
 
-    /// Until it is asked for again.
+    /// Returns the time until the next check whether the connection is still wanted.
     pub(super) fn nap(&self) -> Duration {
         let left = self.deadline.saturating_duration_since(Instant::now());
         left.min(crate::times::WANTED_LOOK_EVERY)
     }
 }
 
-/// The right to issue NCCL operations on one device. It can move to another thread, and cannot be
-/// used from two.
+/// The right to issue NCCL operations on one device. It can move to another thread, but two threads cannot use it.
 ///
 /// # If dropped
-/// The device is free for another issuer once nothing that was made with it is left.
+/// Another issuer can take the device once nothing that was made with this one is left.
 #[derive(Debug)]
 pub struct Issuer {
     pub(super) core: Arc<Core>,
@@ -61,10 +60,10 @@ pub struct Issuer {
 }
 
 impl Issuer {
-    /// The issuer of this device.
+    /// Opens the issuer of this device.
     ///
     /// # Errors
-    /// [`TransportError::DeviceTaken`] when this process has one already.
+    /// [`TransportError::DeviceTaken`] if this process already has an issuer for the device.
     pub fn open(nccl: &Nccl, device: &Device) -> Result<Self, TransportError> {
         let ordinal = device.about().ordinal;
         let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,7 +88,7 @@ impl Issuer {
         })
     }
 
-    /// Another handle for the same thread: a group beside edges.
+    /// Returns another handle for the same thread, such as for a group beside edges.
     #[must_use]
     pub fn share(&self) -> Self {
         Self {
@@ -99,21 +98,21 @@ impl Issuer {
         }
     }
 
-    /// The device it issues on.
+    /// Returns the device of this issuer.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.core.device
     }
 
-    /// The library it calls.
+    /// Returns the library of this issuer.
     #[must_use]
     pub fn nccl(&self) -> &Nccl {
         &self.core.nccl
     }
 }
 
-/// A device that is taken. Held by issuers, edges, communicators and the threads that make or end
-/// them; leases that outlive them do not count, since nothing is issued through a lease.
+/// Marks a device as taken. Issuers, edges, communicators and the threads that make or end them hold it. Leases do not,
+/// since nothing is issued through a lease.
 #[derive(Debug)]
 struct Claim {
     ordinal: u32,
@@ -135,29 +134,29 @@ thread_local! {
     };
 }
 
-/// What all handles of an issuer share.
+/// The state that all handles of an issuer share.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) nccl: Nccl,
     pub(super) device: Device,
     claim: Weak<Claim>,
-    /// The thread that issues, once one has.
+    /// The thread that issues, once there is one.
     thread: AtomicU64,
-    /// Edges and communicators there are; with the last the thread is free to change, under this
-    /// lock, so that no thread of a new one is unbound by mistake.
+    /// The number of edges and communicators. When the last one goes, another thread may issue. The lock covers that
+    /// change, so that the thread of a new edge is not unbound by mistake.
     users: Mutex<usize>,
-    /// A call of the thread that issues is under way.
+    /// Set while the thread that issues is in a call.
     inside: AtomicBool,
-    /// Threads beside it that make or end communicators.
+    /// The number of other threads that make or end communicators.
     others: AtomicUsize,
 }
 
 impl Core {
-    /// Begins a call: from the thread that issues, with the context bound.
+    /// Begins a call from the thread that issues, with the device's context bound.
     ///
     /// # Errors
-    /// [`TransportError::WrongThread`], also while a thread makes or ends communicators; the
-    /// context cannot be bound.
+    /// [`TransportError::WrongThread`] if another thread issues, or a thread makes or ends communicators; the context
+    /// cannot be bound.
     #[inline]
     pub(super) fn enter(&self) -> Result<Turn<'_>, TransportError> {
         let this = THIS_THREAD.with(|this| *this);
@@ -167,8 +166,8 @@ impl Core {
                 .map_err(|_| self.wrong_thread())?;
         }
         self.device.bind()?;
-        // Sequentially consistent, as are the mark of an abort or of a thread beside this one, and
-        // their look at this: either the caller sees the mark, or they see the caller.
+        // This store is sequentially consistent. So are the marks of an abort or of a second thread, and their load of
+        // this flag. Either the caller sees the mark, or the other thread sees the caller.
         self.inside.store(true, Ordering::SeqCst);
         let turn = Turn(Some(&self.inside));
         if self.others.load(Ordering::SeqCst) > 0 {
@@ -184,11 +183,11 @@ impl Core {
         }
     }
 
-    /// Lets the calling thread stand aside while another makes communicators for it: `what`. Waits
-    /// for those that still make or end others.
+    /// Reserves the device for a second thread that makes the communicators `what`, while the calling thread stands
+    /// aside. Waits for threads that still make or end other communicators.
     ///
     /// # Errors
-    /// [`TransportError::WrongThread`] when another thread issues; [`TransportError::NotInTime`].
+    /// [`TransportError::WrongThread`] if another thread issues; [`TransportError::NotInTime`].
     pub(super) fn enter_to_connect(
         self: &Arc<Self>,
         what: &str,
@@ -216,8 +215,8 @@ impl Core {
         Ok(second)
     }
 
-    /// Marks that a thread beside the one that issues calls into NCCL, to end communicators: come
-    /// what may, since only that ends what hangs.
+    /// Marks that a second thread calls into NCCL to end communicators. This never waits, since only ending them frees
+    /// a thread that hangs.
     pub(super) fn enter_to_end(self: &Arc<Self>) -> SecondThread {
         self.others.fetch_add(1, Ordering::SeqCst);
         self.marked()
@@ -234,14 +233,14 @@ impl Core {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the thread that issues is in its turn.
+    /// Tells whether the thread that issues is in a call.
     pub(super) fn is_inside(&self) -> bool {
         self.inside.load(Ordering::SeqCst)
     }
 }
 
-/// A thread beside the one that issues is in NCCL. Belongs to that thread, so that it lasts as long
-/// as it, even if no caller waits for it any more.
+/// Marks that a second thread is in NCCL. That thread owns the mark, so the mark lasts as long as the thread does, even
+/// if no caller waits for it any more.
 #[derive(Debug)]
 pub(super) struct SecondThread {
     core: Arc<Core>,
@@ -254,7 +253,7 @@ impl Drop for SecondThread {
     }
 }
 
-/// An edge or a communicator that uses the issuer.
+/// Counts an edge or a communicator that uses the issuer.
 #[derive(Debug)]
 pub(super) struct IssuerUser(Issuer);
 

@@ -1,22 +1,20 @@
 //! The life of one generation of communicators, and its end.
 //!
-//! Hazard: a communicator whose peer died never completes anything, and the calls that would end
-//! it can hang as well; and after an abort the device says of a receive that was cut short that
-//! it succeeded. Guarantee: from the moment of an abort nothing of the generation is issued any
-//! more and everything in flight is an error, whatever the device says. All communicators of a
-//! generation end together, on a thread of their own that may be left behind; the caller that ends
-//! them waits no longer than the deadline. Memory that an operation of theirs may touch waits here
-//! until they are gone, and is freed then; if they never are, it is leaked.
+//! Hazard: a communicator whose peer died never completes anything, and the calls that would end it can hang as well.
+//! After an abort the device reports success for a receive that was cut short. Guarantee: from the moment of an abort
+//! nothing of the generation is issued, and every operation in flight is an error, whatever the device says. All
+//! communicators of a generation end together, on a thread of their own that may be left behind. The caller that ends
+//! them waits no longer than its deadline. Memory that their operations may touch waits here until the communicators
+//! are gone, and is then freed. If they never go, it is leaked.
 //!
-//! Two threads meet here: the one that issues (or connects) calls NCCL with a communicator, the one
-//! that ends it frees it. Every call passes the gate ([`Gate`]), which the ending thread closes
-//! first, so that no call begins any more. For a call that is under way it waits. One that waits for
-//! nothing is waited for as long as it takes, whatever its thread is doing: an abort that frees a
-//! communicator under it would be a use after free. One that may hang is waited for until
-//! [`HANGS_AFTER`], because only an abort ends it: NCCL allows ncclCommAbort from another thread for
-//! that. Before the abort the communicator is revoked, where the library can; that frees nothing, and
-//! makes the call return, which is waited for in the same way. What is between two calls needs no
-//! wait: the next one finds the gate closed.
+//! Two threads meet here. One issues (or connects) and calls NCCL with a communicator; the other ends that communicator
+//! and frees it. Every call passes the gate ([`Gate`]), which the ending thread closes first, so no new call begins.
+//! The ending thread then waits for the call in progress. If that call cannot hang, it waits for as long as the call
+//! takes: an abort that frees the communicator during the call would be a use after free. If the call may hang, it
+//! waits for [`HANGS_AFTER`] looks, because only an abort ends such a call, and NCCL allows ncclCommAbort from another
+//! thread for that. Before the abort the communicator is revoked, if the library can. Revoking frees nothing and makes
+//! the call return; the ending thread waits for that in the same way. Code between two calls needs no wait, since the
+//! next call finds the gate closed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -31,24 +29,24 @@ use crate::times::{LOOK_EVERY, RETURNS_WITHIN};
 use pp_edges::error::TransportError;
 use pp_words::gate::{Calling, Gate};
 
-/// Aborts of several communicators belong in one group from this version on.
+/// From this version on, several communicators are aborted in one group.
 const GROUPS_ABORTS: Version = Version {
     major: 2,
     minor: 22,
     patch: 0,
 };
-/// Looks at a call that may hang until it counts as one that does. Looks and not time, so that a process that was stopped
-/// meanwhile has not waited.
+/// The number of looks after which a call that may hang counts as hung. Looks are counted instead of time, so that a
+/// process which was stopped meanwhile has not waited.
 const HANGS_AFTER: u32 = (RETURNS_WITHIN.as_micros() / LOOK_EVERY.as_micros()) as u32;
-/// Completions asked for in vain between two looks at the communicators themselves.
+/// Completions asked for in vain between two checks of the communicators themselves.
 const LOOK_AFTER_POLLS: u32 = 1 << 14;
 
-/// Generations of this process that a thread began to make and none has ended.
+/// Generations of this process that a thread began to make and that have not ended.
 pub(super) static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether every generation of communicators that this process began has also ended. While one has
-/// not, threads of NCCL are at work, and what libraries do at exit would pull the ground from under
-/// them: such a process ends without it.
+/// Tells whether every generation of communicators that this process began has ended. If one has not, threads of NCCL
+/// still run, and the exit handlers of libraries would destroy state that they use. Such a process exits without the
+/// handlers.
 #[must_use]
 pub fn is_at_rest() -> bool {
     AT_WORK.load(Ordering::SeqCst) == 0
@@ -58,15 +56,15 @@ pub fn is_at_rest() -> bool {
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) core: Arc<Core>,
-    /// What they are, for errors: `the connection to rank 1`.
+    /// What the communicators are, for errors: `the connection to rank 1`.
     pub(super) what: String,
-    /// Nothing is issued any more, and nothing in flight is believed.
+    /// Set when nothing is issued any more and no completion counts.
     dead: AtomicBool,
     why: OnceLock<String>,
     /// Closed before any communicator ends.
     gate: Gate,
     comms: Mutex<Vec<Comm>>,
-    /// Held while communicators end: how those did that have.
+    /// Held while communicators end. The value says how those that have ended did so.
     abort_state: Mutex<Result<AbortState, NcclError>>,
     end: Mutex<End>,
     ended: Condvar,
@@ -85,7 +83,7 @@ enum End {
 /// How communicators end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
-    /// Nothing is in flight: in order.
+    /// In order. Nothing is in flight.
     Destroy,
     /// At once.
     Abort,
@@ -104,22 +102,22 @@ impl EdgesLife for Life {
         }
     }
 
-    /// Called when a completion was asked for in vain; now and then looks whether the communicators
-    /// have failed, which no completion would ever say.
+    /// Counts a completion that was asked for in vain. Now and then checks whether a communicator has failed, since no
+    /// completion would ever report that.
     ///
     /// # Errors
-    /// One of them has.
+    /// A communicator has failed.
     fn poll(&self) -> Result<(), TransportError> {
         if self.vain_polls.fetch_add(1, Ordering::Relaxed) % LOOK_AFTER_POLLS
             != LOOK_AFTER_POLLS - 1
         {
             return Ok(());
         }
-        // A payload may outlive its edge, and a thread that asks for it then issues nothing.
+        // A payload may outlive its edge. A thread that polls it then must not bind itself to the issuer.
         if lock(&self.comms).is_empty() {
             return Ok(());
         }
-        // From any other thread than the one that issues there is nothing to see.
+        // Only the thread that issues can check.
         let Ok(_turn) = self.enter() else {
             return Ok(());
         };
@@ -141,15 +139,15 @@ impl EdgesLife for Life {
         Ok(())
     }
 
-    /// Marks the generation dead; the first reason stays.
+    /// Marks the generation as dead. The first reason is kept.
     fn kill(&self, why: &str) {
-        // Under the lock, so that each trouble that begins also ends.
+        // The lock makes sure that every hang that begins also ends.
         let end = lock(&self.end);
         let _ = self.why.set(why.to_owned());
         self.gate.close();
         if !self.dead.swap(true, Ordering::SeqCst) && !matches!(*end, End::Over(_)) {
-            // Its kernels may wait for ever, until an abort ends them: no thread may wait for the
-            // device meanwhile.
+            // The kernels of this generation may wait until an abort ends them. No thread may wait for the device
+            // meanwhile.
             self.core.device.begin_hang();
         }
     }
@@ -159,7 +157,7 @@ impl EdgesLife for Life {
         self.finish(how, deadline)
     }
 
-    /// Frees memory once the generation is gone and the device is done with it.
+    /// Frees memory once the generation has ended and the device is done with the memory.
     fn free_later(&self, pending: PendingFree) {
         let end = lock(&self.end);
         if !matches!(*end, End::Over(Ok(AbortState::Done))) {
@@ -192,7 +190,7 @@ impl Life {
         lock(&self.comms).push(comm);
     }
 
-    /// What an error of NCCL means: after an abort it is no reason.
+    /// Replaces an error of NCCL by the abort, if there was one: after an abort, NCCL's error is no reason.
     pub(super) fn explain(&self, error: TransportError) -> TransportError {
         self.check().err().unwrap_or(error)
     }
@@ -200,10 +198,10 @@ impl Life {
     /// Begins a call into NCCL.
     ///
     /// # Errors
-    /// The generation is dead, or this is not the thread that issues.
+    /// The generation is dead, or another thread issues.
     #[inline]
     pub(super) fn enter(&self) -> Result<Turn<'_>, TransportError> {
-        // That it is dead says more than that the thread which ends it is in the way.
+        // The error that the generation is dead says more than the error that the thread ending it is in the way.
         let turn = self
             .core
             .enter()
@@ -214,8 +212,7 @@ impl Life {
         Ok(turn)
     }
 
-    /// Runs calls into NCCL, none of which begins once the communicators are about to end; those
-    /// that wait give up then.
+    /// Runs calls into NCCL. No call begins once the communicators are about to end, and calls that wait then give up.
     pub(super) fn call<R>(&self, calls: impl FnOnce(&Call<'_>) -> R) -> R {
         calls(&Call {
             nccl: &self.core.nccl,
@@ -224,8 +221,7 @@ impl Life {
         })
     }
 
-    /// Ends the communicators on a thread of their own, or joins the wait for an end that another
-    /// has begun.
+    /// Ends the communicators on a thread of their own, or waits for an end that another caller has begun.
     ///
     /// # Errors
     /// [`TransportError::LeftBehind`] at the deadline; what NCCL said.
@@ -240,8 +236,8 @@ impl Life {
             *end = End::At("start a thread");
             let (life, second) = (Arc::clone(self), self.core.enter_to_end());
             let thread = std::thread::Builder::new().name("pp-nccl-end".into());
-            // Without a thread it stays where it is, and that is the error. Nothing is logged: this may
-            // be the watch thread, and a stuck thread may hold standard error.
+            // If no thread can be started, the state stays as it is, and the error below reports that. Nothing is
+            // logged here: this may be the watch thread, and a stuck thread may hold standard error.
             let _ = thread.spawn(move || life.run_end(how, second));
         }
         let left = deadline.saturating_duration_since(started);
@@ -274,7 +270,7 @@ impl Life {
         if let Err(error) = &result {
             tracing::warn!(%error, "{} did not end as it should", self.what);
         }
-        // A thread that hears that it is over may issue.
+        // Dropped before the end is announced, since a thread that learns of the end may issue.
         drop(second);
         let mut end = lock(&self.end);
         let mut pending = Vec::new();
@@ -291,8 +287,9 @@ impl Life {
         pending.into_iter().for_each(PendingFree::free);
     }
 
-    /// Ends the communicators that there are: for good by the thread that answers for their end, or
-    /// before that by one which frees a thread that they hold. How all ended so far.
+    /// Ends all communicators that exist now, and returns how all of them have ended so far. The thread that answers
+    /// for their end calls this last. A thread that frees another one, which hangs in these communicators, may call it
+    /// before.
     pub(super) fn end_all(&self, how: How) -> Result<AbortState, NcclError> {
         let mut abort_state = lock(&self.abort_state);
         self.gate.close();
@@ -313,8 +310,8 @@ impl Life {
         }
     }
 
-    /// Waits for the call that is under way, and for the turn of the thread that issues, which may
-    /// call NCCL for other communicators of the device. Not for what hangs.
+    /// Waits for the call in progress, and for the turn of the thread that issues, which may call NCCL for other
+    /// communicators of the device. Does not wait for a call that hangs.
     fn wait_for_calls(&self) {
         self.at("wait for the call that is under way");
         let mut looks = 0;
@@ -351,8 +348,8 @@ impl Life {
     }
 
     fn abort(&self, comms: &[Comm]) -> Result<AbortState, NcclError> {
-        // No call of the driver before the abort: one may wait for the very kernels that only the
-        // abort ends. NCCL binds the device itself.
+        // No call of the driver comes before the abort: it may wait for the very kernels that only the abort ends. NCCL
+        // binds the device itself.
         self.wait_for_calls();
         let nccl = &self.core.nccl;
         self.at("ncclCommRevoke");
@@ -370,7 +367,7 @@ impl Life {
             }
         }
         if self.gate.call().is_some() {
-            // One that hung returns now, where the library can revoke.
+            // If the library can revoke, a call that hung returns now.
             self.wait_for_calls();
         }
         self.at("ncclCommAbort");
@@ -391,7 +388,7 @@ impl Life {
     }
 }
 
-/// The first error, else whichever comes later.
+/// Returns the first error, else the later of the two states.
 fn later(
     first: Result<AbortState, NcclError>,
     second: Result<AbortState, NcclError>,
@@ -420,25 +417,24 @@ impl Drop for Life {
     }
 }
 
-/// Gives up a generation of communicators, from any thread, at any moment. Clones are for the same
-/// generation.
+/// Gives up a generation of communicators, from any thread and at any moment. Clones give up the same generation.
 #[derive(Clone, Debug)]
 pub struct AbortHandle(pub(super) Arc<Life>);
 
 impl AbortHandle {
-    /// Gives the generation up. From now on all that was in flight is an error, whatever the device
-    /// says. On a thread that may be lost, every communicator is revoked where the library can, and
-    /// all are aborted in one group; this waits for it until the deadline. Again: waits again.
+    /// Gives up the generation. From now on every operation that was in flight is an error, whatever the device says. A
+    /// thread that may be lost revokes every communicator, if the library can, and aborts all of them in one group.
+    /// Waits for that thread until the deadline. A second call waits again.
     ///
     /// # Errors
-    /// [`TransportError::LeftBehind`] when the deadline came first: then end the process soon, since
-    /// kernels may be running yet. What NCCL said, when the abort failed.
+    /// [`TransportError::LeftBehind`] if the deadline came first; then end the process soon, since kernels may still
+    /// run. The error of NCCL if the abort failed.
     pub fn abort(&self, why: &str, deadline: Instant) -> Result<(), TransportError> {
         self.0.kill(why);
         self.0.finish(How::Abort, deadline)
     }
 
-    /// Whether the generation was given up, by this or by a failure.
+    /// Tells whether the generation was given up, by this handle or by a failure.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
         self.0.is_dead()

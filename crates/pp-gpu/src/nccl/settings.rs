@@ -2,15 +2,15 @@
 
 use pp_contract::digest;
 
-/// Bytes of a name and of a value in the handshake.
+/// The longest name, and below the longest value, of a setting in the handshake, in bytes.
 const LONGEST_NAME: usize = 64;
 const LONGEST_VALUE: usize = 256;
-/// Variables of NCCL that are settings of their own. The handshake has room for 64 settings in all.
+/// The most NCCL variables that become settings of their own. The handshake has room for 64 settings in all.
 const MOST_VARIABLES: usize = 32;
-/// The setting that stands for all others.
+/// The name of the setting that stands for all other variables.
 const OTHER_VARIABLES: &str = "other_nccl_variables";
 
-/// Whether a variable steers how NCCL's ranks talk, rather than what one machine is like or says.
+/// Tells whether a variable must be the same on all ranks. Others describe one machine, or steer its output.
 fn is_for_all(name: &str) -> bool {
     const OWN: [&str; 8] = [
         "NCCL_DEBUG",
@@ -25,8 +25,9 @@ fn is_for_all(name: &str) -> bool {
     name.starts_with("NCCL_") && !OWN.iter().any(|own| name.starts_with(own))
 }
 
-/// Variables as settings of the handshake: what does not fit is compared by its digest, and all
-/// variables that do not fit together by one, beside as many of their names as there is room for.
+/// Turns variables into settings of the handshake. A value that is too long is compared by its digest. All variables
+/// that do not fit are compared by one digest together, in a setting that lists as many of their names as there is room
+/// for.
 pub(super) fn as_settings(mut variables: Vec<(String, String)>) -> Vec<(String, String)> {
     let digest_of = |bytes: &[u8]| format!("digest {:016x}", digest(bytes));
     variables.retain(|(name, _)| is_for_all(name));
@@ -42,7 +43,7 @@ pub(super) fn as_settings(mut variables: Vec<(String, String)>) -> Vec<(String, 
         }
     }
     if !others.is_empty() {
-        // No value of a variable has a zero in it.
+        // The value of a variable never contains a zero byte, so a zero byte can end it.
         let all = others
             .iter()
             .map(|(name, value)| format!("{name}={value}\0"));

@@ -1,9 +1,9 @@
-//! What a process can have behind it before it connects.
+//! The warm-up of NCCL, before a process connects.
 //!
-//! The first communicator of a process loads NCCL's kernels onto the device, which takes 0.3 s of
-//! the 0.5 that connecting does. Where a rank has to wait for its peer anyway, one of its own alone
-//! does that meanwhile. It is never ended, since NCCL takes half a second for it: it goes with the
-//! process, which is therefore never at rest again and leaves without what libraries do at exit.
+//! The first communicator of a process loads NCCL's kernels onto the device. That takes 0.3 s of the 0.5 s that
+//! connecting takes. While a rank waits for its peer, a communicator of this rank alone can load them. This
+//! communicator is never ended, since that takes NCCL half a second. It lives as long as the process, so the process is
+//! never at rest again, and it exits without running the exit handlers of libraries.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,16 +14,17 @@ use super::issuer::{ConnectWait, Issuer};
 use super::life::Life;
 use pp_edges::error::TransportError;
 
-/// Begins to load what NCCL needs on the issuer's device, on a thread of its own; a thread that
-/// connects with this issuer then waits for it. If it fails, the connection fails too, and says
-/// why. Once in a process.
+/// Begins to load NCCL's kernels onto the issuer's device, on a thread of its own. A thread that connects with this
+/// issuer then waits for the load. If the load fails, the connection fails too and states the reason. Call this once in
+/// a process.
 ///
 /// # Errors
+/// The issuer is in use, or the library makes no id.
 /// The issuer is in use, or the library makes no id.
 pub fn warm_up(issuer: &Issuer, deadline: Instant) -> Result<(), TransportError> {
     let id = UniqueId::new(issuer.nccl())?;
     let life = Arc::new(Life::new(&issuer.core, "the warm-up".into()));
-    // Here, so that no connection comes before it.
+    // The slot is claimed here and not on the new thread, so that no connection comes first.
     let wait = ConnectWait {
         deadline,
         is_wanted: &|| true,
@@ -31,7 +32,7 @@ pub fn warm_up(issuer: &Issuer, deadline: Instant) -> Result<(), TransportError>
     let second = issuer.core.enter_to_connect(&life.what, &wait)?;
     let unmade = Unmade::new(life, second);
     let thread = std::thread::Builder::new().name("pp-nccl-warm".into());
-    // Without a thread it is not made, and ends here.
+    // If no thread can be started, `unmade` is dropped here and the warm-up ends.
     let _ = thread.spawn(move || {
         let (life, begun) = (&unmade.life, Instant::now());
         let progress = ConnectProgress::new(life);

@@ -1,4 +1,4 @@
-//! The copy engine as the mover of payloads, and the life of the edges that it serves.
+//! The copy engine as the mover of payloads, and the life of its edges.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ use pp_edges::error::TransportError;
 /// The life of all edges with one peer.
 #[derive(Debug)]
 pub(super) struct CopyLife {
-    /// What they are, for errors: `the edges with rank 1`.
+    /// What the edges are, for errors: `the edges with rank 1`.
     what: String,
     dead: AtomicBool,
     why: OnceLock<String>,
@@ -42,7 +42,8 @@ impl EdgesLife for CopyLife {
         }
     }
 
-    /// A device that fails says so to whoever issues next; a peer that is gone is noticed elsewhere.
+    /// Does nothing: a device that fails reports that to the next caller that issues, and other code notices a lost
+    /// peer.
     fn poll(&self) -> Result<(), TransportError> {
         Ok(())
     }
@@ -52,7 +53,7 @@ impl EdgesLife for CopyLife {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// There is nothing to end: a copy completes whatever the peer does.
+    /// Does nothing: a copy completes whatever the peer does.
     fn end(self: Arc<Self>, _: bool, _: Instant) -> Result<(), TransportError> {
         Ok(())
     }
@@ -62,20 +63,20 @@ impl EdgesLife for CopyLife {
     }
 }
 
-/// Moves payloads by the copy engine of the sender.
+/// Moves payloads with the copy engine of the sender.
 #[derive(Debug)]
 pub(super) struct CopyEngine {
-    /// Where the slots of the receiver lie. Of a dead peer, no longer than the edge.
+    /// The memory of the receiver's slots. If the peer is dead, it is kept no longer than the edge.
     pub(super) _there: Arc<SharedMemory>,
 }
 
 impl Mover for CopyEngine {
-    /// Any thread may.
+    /// Lets any thread issue.
     fn enter(&self) -> Result<Turn<'_>, TransportError> {
         Ok(Turn(None))
     }
 
-    /// Issues the copy, so that it runs while the receiver takes the header in.
+    /// Issues the copy already here, so that it runs while the receiver handles the header.
     fn prepare(&self, lease: &mut DeviceTx, bytes: usize) -> Result<(), TransportError> {
         match lease.put(bytes)? {
             true => Ok(()),

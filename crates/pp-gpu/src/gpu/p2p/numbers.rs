@@ -1,4 +1,4 @@
-//! The numbers that say how far a slot is.
+//! The numbers that say how far each slot is.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -8,57 +8,58 @@ use pp_device::{CudaError, DevicePtr, Event, Registered, SharedMemory, Stream};
 use crate::gpu::Far;
 use pp_edges::shm::region::{Region, SharedWords};
 
-/// The numbers of one slot, each on a cache line of its own.
+/// The numbers of one slot, each on its own cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Numbers {
-    /// The number of the payload that is there: the sender's device writes it.
+    /// The number of the last payload that has arrived. The sender's device writes it.
     arrived: AtomicU32,
     _apart: [AtomicU32; 15],
-    /// The number of the payload that was read: the receiver's device writes it, or its host.
+    /// The number of the last payload that was read. The receiver's device writes it, or its host.
     read: AtomicU32,
 }
 
 // SAFETY: atomics and padding; every bit pattern is valid.
 unsafe impl SharedWords for Numbers {}
 
-/// The numbers of all edges with a peer. The streams of their copies and credits write them.
+/// The page with the numbers of all edges with a peer. The streams of their copies and credits write it.
 pub(super) type Page = Registered<Region>;
 
-/// Bytes of the numbers of so many slots.
+/// Returns the bytes that the numbers of `slots` slots take, in whole pages.
 pub(super) fn bytes(slots: usize) -> usize {
     let all = slots * size_of::<Numbers>();
     all.max(1).next_multiple_of(rustix::param::page_size())
 }
 
-/// The number before the first, so that numbers wrap in every run.
+/// The number before the first one, chosen so that numbers wrap around in every run.
 const BEFORE: u32 = u32::MAX - 1;
 
-/// What this rank does with a slot.
+/// The side of a slot that this rank has.
 #[derive(Debug)]
 pub(super) enum Side {
-    /// Its stream copies there, into memory of the receiver. A payload that is kept longer than its edge does not keep that.
+    /// This rank sends: its stream copies into this memory of the receiver. A payload that outlives its edge does not
+    /// keep the memory mapped.
     Out {
         to: DevicePtr,
         memory: Weak<SharedMemory>,
     },
-    /// It lies in this memory, and this stream gives it back.
+    /// This rank receives: the slot lies in this memory, and this stream returns the slot.
     In(Arc<SharedMemory>, Stream),
 }
 
-/// A slot, as this rank sees what the device of the other one does with it.
+/// The remote end of a slot, as this rank sees it.
 #[derive(Debug)]
 pub(super) struct FarSlot {
     page: Arc<Page>,
     at: usize,
-    /// The number that the other device writes when it is done: that of the payload which was copied or announced last.
-    /// Both ranks count the payloads of the slot.
+    /// The number that the other device writes when it is done: the number of the payload that was last copied or
+    /// announced. Both ranks count the payloads of the slot.
     due: AtomicU32,
     side: Side,
 }
 
 impl FarSlot {
-    /// The slot whose numbers are the `index`th of the page.
+    /// Returns the slot whose numbers are the `index`th of the page.
     pub(super) fn new(page: &Arc<Page>, index: usize, side: Side) -> Self {
         Self {
             page: Arc::clone(page),

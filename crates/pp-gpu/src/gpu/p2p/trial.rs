@@ -1,8 +1,9 @@
-//! Edges by copy engine between two ranks, made and tried: whether that works is known before any edge is there.
+//! Edges by copy engine between two ranks, made and tried out, so that both ranks know whether they work before any
+//! edge is used.
 //!
-//! Hazard: memory of another process that can be mapped and not be reached, or that shows the receiver something else than
-//! was sent. Guarantee: each slot has gone from its sender to its receiver in the way a payload goes, with a pattern at both
-//! ends, and its credit has come back; or both ranks know why not.
+//! Hazard: memory of another process may map and still be unreachable, or show the receiver other bytes than were sent.
+//! Guarantee: each slot has gone from its sender to its receiver as a payload does, with a pattern at both ends, and
+//! its credit has come back. Otherwise both ranks know the reason.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -22,17 +23,17 @@ use pp_edges::lane::LaneEnd;
 use pp_edges::shm::layout::Holds;
 use pp_edges::shm::region::Region;
 
-/// Slots begin at multiples of this.
+/// The alignment of slots, in bytes.
 const ALIGN: usize = 4096;
 /// Bytes of the pattern at each end of a slot.
 const PATTERN: usize = 4096;
 /// The name of the page in the kernel's tables.
 const PAGE: &str = "pp-numbers";
 
-/// Why two ranks cannot exchange payloads by copy engine, and which of them says so.
+/// The reason why two ranks cannot use the copy engine, and the rank that found it.
 pub(crate) type Why = String;
 
-/// What can go wrong on one rank.
+/// A failure on one rank.
 #[derive(Debug, thiserror::Error)]
 enum Failed {
     #[error(transparent)]
@@ -45,18 +46,18 @@ enum Failed {
     Differs { edge: u32, slot: u32, at: usize },
 }
 
-/// Edges that were tried, in the order of their numbers.
+/// Edges that were tried out, in the order of their numbers.
 #[derive(Debug)]
 pub(crate) struct Tried {
     pub(crate) life: Arc<dyn EdgesLife>,
     pub(crate) edges: Vec<Lone>,
 }
 
-/// The slots of an edge, as one rank has them, and what the other one does with each.
+/// The slots of an edge on this rank, and their remote ends.
 struct Path {
     slots: Arc<DeviceSlots>,
     far: Vec<Arc<FarSlot>>,
-    /// Where the slots of the receiver lie.
+    /// The memory of the receiver's slots.
     there: Arc<SharedMemory>,
 }
 
@@ -66,10 +67,10 @@ impl Path {
     }
 }
 
-/// Tells the other rank whether this one can go on, and hears whether it can: both get the same answer.
+/// Tells the other rank whether this one can go on, and learns whether the other can. Both ranks get the same answer.
 ///
 /// # Errors
-/// The other rank is lost, or sent something else.
+/// The other rank is lost, or sent something unexpected.
 pub(crate) fn exchange<T, E: std::error::Error + 'static>(
     peer: &mut dyn Peer,
     own: Result<T, E>,
@@ -84,7 +85,7 @@ pub(crate) fn exchange<T, E: std::error::Error + 'static>(
     })
 }
 
-/// Takes the value, or gives the reason to the caller's caller.
+/// Yields the value if both ranks succeeded; otherwise returns the reason from the calling function.
 macro_rules! both {
     ($peer:expr, $own:expr) => {
         match exchange($peer, $own)? {
@@ -94,10 +95,10 @@ macro_rules! both {
     };
 }
 
-/// Makes the edges between two ranks and tries those that have payloads.
+/// Makes the edges between two ranks, and tries out those that have payloads.
 ///
 /// # Errors
-/// The other rank is lost, or sent something else.
+/// The other rank is lost, or sent something unexpected.
 pub(crate) fn make(
     peer: &mut dyn Peer,
     device: &Device,
@@ -148,10 +149,10 @@ pub(crate) fn make(
     Ok(Ok(Tried { life, edges }))
 }
 
-/// The stream of an edge and, where this rank receives, its slots and what the sender needs to map them.
+/// The stream of an edge. If this rank receives: also its slots, and the descriptor with which the sender maps them.
 type Begun = (Stream, Option<(SharedMemory, OwnedFd)>);
 
-/// Bytes from one slot to the next, and of all.
+/// Returns the distance between two slots of an edge, and the size of all of them, in bytes.
 fn size(end: &EdgeEnd) -> Result<(usize, usize), TransportError> {
     let stride = end.shape.capacity()?.next_multiple_of(ALIGN);
     Ok((stride, stride * end.shape.slots() as usize))
@@ -161,7 +162,8 @@ fn count(edges: &[&EdgeEnd]) -> usize {
     edges.iter().map(|end| end.shape.slots() as usize).sum()
 }
 
-/// Makes what this rank gives to the other one: memory for what it receives, and the page, where it is the lower.
+/// Makes what this rank gives to the other one: memory for incoming payloads and, on the lower rank, the page of
+/// numbers.
 fn begin(
     device: &Device,
     edges: &[&EdgeEnd],
@@ -238,19 +240,19 @@ fn open(
     Ok(paths)
 }
 
-/// What is at both ends of a slot while it is tried.
+/// Returns the byte of the test pattern at offset `at` of a slot.
 fn pattern(end: &EdgeEnd, slot: u32, at: usize) -> u8 {
     let place = at as u32 ^ slot.rotate_left(20) ^ end.edge.rotate_left(26);
     (place.wrapping_mul(0x9e37_79b1) >> 24) as u8
 }
 
-/// The two ends of a slot of so many bytes, which may overlap.
+/// Returns the ranges of the two ends of a slot of `capacity` bytes. They may overlap.
 fn ends_of(capacity: usize) -> [std::ops::Range<usize>; 2] {
     let len = capacity.min(PATTERN);
     [0..len, capacity - len..capacity]
 }
 
-/// Each end of each slot of an edge, with its place in memory of the host.
+/// Lists both ends of each slot of an edge, each with its offset in the staging buffer.
 fn pieces(path: &Path) -> impl Iterator<Item = (u32, std::ops::Range<usize>, usize)> + use<> {
     let (slots, ends) = (path.far.len() as u32, ends_of(path.slots.capacity));
     let len = ends[0].len();
@@ -261,13 +263,13 @@ fn pieces(path: &Path) -> impl Iterator<Item = (u32, std::ops::Range<usize>, usi
         .map(|(at, (slot, range))| (slot, range, at))
 }
 
-/// Memory of the host for what is at the ends of all slots.
+/// Allocates the host buffer that stages the ends of all slots.
 fn staging(device: &Device, path: &Path) -> Result<PinnedBuffer, CudaError> {
     let bytes = pieces(path).map(|(_, range, _)| range.len()).sum();
     PinnedBuffer::new(device, bytes)
 }
 
-/// Sends each slot of an edge once. What it is sent from is kept until the numbers are back.
+/// Sends each slot of an edge once. The caller keeps the returned staging buffer until the numbers are back.
 fn send_pattern(
     device: &Device,
     end: &EdgeEnd,
@@ -291,7 +293,7 @@ fn send_pattern(
             }?)
         })
     });
-    // Also where that failed: some of it may have been issued.
+    // This runs after a failure too, since some of the work may have been issued.
     let noted = staging.used_by(stream);
     issued?;
     noted?;
@@ -303,7 +305,7 @@ fn send_pattern(
     Ok(staging)
 }
 
-/// Waits until the other device has passed each slot of an edge.
+/// Waits until the other device is done with each slot of an edge.
 fn await_numbers(path: &Path) -> Result<(), Failed> {
     let deadline = Instant::now() + TRIED_WITHIN;
     for slot in 0..path.far.len() as u32 {
@@ -317,7 +319,7 @@ fn await_numbers(path: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Receives each slot of an edge once, looks at what came, and gives it back in the order of the stream.
+/// Receives each slot of an edge once, compares its bytes, and returns it in the order of the stream.
 fn compare(device: &Device, end: &EdgeEnd, path: &Path) -> Result<(), Failed> {
     (0..path.far.len() as u32).for_each(|slot| path.slots.slot(slot).expect());
     await_numbers(path)?;
@@ -332,7 +334,7 @@ fn compare(device: &Device, end: &EdgeEnd, path: &Path) -> Result<(), Failed> {
             Ok::<_, TransportError>(unsafe { stream.download(from, &mut staging, place) }?)
         })
     });
-    // Also where that failed: some of it may have been issued.
+    // This runs after a failure too, since some of the work may have been issued.
     let noted = staging.used_by(stream);
     issued?;
     noted?;
