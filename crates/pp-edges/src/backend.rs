@@ -1,9 +1,9 @@
-//! What connects ranks: one value for each kind of edge.
+//! Backends: each connects ranks by one kind of edge.
 //!
-//! Two ranks that have met authenticate each other first; then a [`Backend`] exchanges with the other rank what all
-//! edges between the two need ([`Backend::agree`]), and makes them while a watchdog already looks after both
-//! ([`Backend::connect`]). A rank does that once for each peer, in an order that is the same all over the job. Groups
-//! follow, in the same two steps: [`Backend::agree_on_group`] and [`Backend::connect_group`].
+//! Two ranks that have met authenticate each other first. A [`Backend`] then exchanges with the other rank what all
+//! edges between the two need ([`Backend::agree`]), and makes the edges while a watchdog already watches both ranks
+//! ([`Backend::connect`]). A rank does so once for each peer, in an order that is the same in the whole job. Groups
+//! follow in the same two steps: [`Backend::agree_on_group`] and [`Backend::connect_group`].
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -31,40 +31,40 @@ pub enum End<B: Edges + ?Sized> {
     In(B::In),
 }
 
-/// All edges between this rank and one peer. They have one life: it ends with the last of the ends, when one of them
-/// hears that the peer is gone, or by `abort`.
+/// All edges between this rank and one peer. They end together: with the last of the ends, when one end learns that the
+/// peer is gone, or by `abort`.
 pub struct Connected<B: Edges + ?Sized> {
-    /// The ends on this rank with the numbers of their edges, in the order of those.
+    /// The ends on this rank, with the numbers of their edges, in the order of these numbers.
     pub ends: Vec<(u32, End<B>)>,
-    /// What ends all of them from another thread, where a driver can be stuck in a call.
+    /// Ends all of them from another thread. Present where a driver can be stuck in a call.
     pub abort: Option<Abort>,
 }
 
-/// The other rank, while the edges to it are made. What arrives is taken in order, and waited for as long as the other
-/// rank lives.
+/// The other rank while the edges to it are made. Messages are read in order, and each read waits for as long as the
+/// other rank lives.
 pub trait Peer {
-    /// The rank that this process has.
+    /// Returns the rank of this process.
     fn own_rank(&self) -> Rank;
 
-    /// The rank of the other process.
+    /// Returns the rank of the other process.
     fn rank(&self) -> Rank;
 
-    /// Whether the two share a host, so that descriptors can be passed.
+    /// Tells whether the two share a host, so that descriptors can be passed.
     fn shares_host(&self) -> bool;
 
-    /// The sending half of the channel between the two.
+    /// Returns the sending half of the channel between the two.
     fn sender(&self) -> &ControlSender;
 
-    /// Sends bytes of the backend's own; they are authenticated and secret.
+    /// Sends bytes of the backend. They are authenticated and secret.
     ///
     /// # Errors
     /// The other rank is lost.
     fn send(&self, body: &[u8]) -> Result<(), Fault>;
 
-    /// The bytes that the other rank sent. `operation` is what a fault names.
+    /// Waits for the bytes that the other rank sent. A fault names `operation`.
     ///
     /// # Errors
-    /// The other rank is lost, or sent something else.
+    /// The other rank is lost, or sent something unexpected.
     fn receive(&mut self, operation: &'static str) -> Result<Vec<u8>, Fault>;
 
     /// Passes descriptors.
@@ -73,82 +73,83 @@ pub trait Peer {
     /// The other rank is lost.
     fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Fault>;
 
-    /// The descriptors that the other rank passed.
+    /// Waits for the descriptors that the other rank passed.
     ///
     /// # Errors
-    /// The other rank is lost, or sent something else.
+    /// The other rank is lost, or sent something unexpected.
     fn receive_fds(&mut self) -> Result<Vec<OwnedFd>, Fault>;
 }
 
 /// The other ranks, one at a time, while a group is made.
 pub trait Neighbours {
-    /// A rank with which this one has an edge.
+    /// Returns a rank with which this one has an edge.
     fn neighbour(&mut self, rank: Rank) -> Box<dyn Peer + '_>;
 }
 
 /// This rank's member of a group.
 pub struct Joined<G> {
-    /// What its stage calls.
+    /// The member, which its stage calls.
     pub group: G,
-    /// What ends the group for all members, from any thread: a call that waits is an error from then on.
+    /// Ends the group for all members, from any thread. A call that waits then returns an error.
     pub abort: Abort,
-    /// What it waits in, where the backend knows.
+    /// Tells in which call the member waits, if the backend knows.
     pub waits: Option<Waits>,
 }
 
-/// From any thread: the call of a group in which this member waits for another to come, and that other. Never waits.
+/// Returns the group's call in which this member waits for another one, and that other rank. Any thread may call it.
+/// Never waits.
 pub type Waits = Box<dyn Fn() -> Option<(String, Rank)> + Send + Sync>;
 
-/// What is done with a header that came over the control channel from this rank. Must not block; an error is the
-/// sender's fault.
+/// Handles a header that came over the control channel from this rank. Must not block. An error is the sender's fault.
 pub type OnFrame = Box<dyn FnMut(Rank, &[u8]) -> Result<(), TransportError> + Send>;
 
-/// Ends all edges with a peer, or a group, from any thread, with the reason and a deadline: everything in flight is an
-/// error from then on.
+/// Ends all edges with a peer, or a group, with a reason and a deadline. Any thread may call it. Everything in flight
+/// is an error from then on.
 pub type Abort = Box<dyn Fn(&str, Instant) -> Result<(), TransportError> + Send + Sync>;
 
 /// How the edges with a peer, or a group, are made.
 #[derive(Clone, Copy)]
 pub struct Connect<'a> {
-    /// Which generation of the job's edges this is.
+    /// The generation of the job's edges.
     pub generation: Generation,
-    /// The latest time.
+    /// The time by which the connection must be made.
     pub deadline: Instant,
-    /// Whether the connection is still wanted; asked every few milliseconds.
+    /// Tells whether the connection is still wanted. Called every few milliseconds.
     pub is_wanted: &'a dyn Fn() -> bool,
-    /// Records the operations that the backend does beside its edges.
+    /// Records the operations of groups.
     pub recorder: &'a FlightRecorder,
 }
 
 /// Makes edges.
 pub trait Backend: Edges {
-    /// What two ranks exchanged for all edges between them.
+    /// The values that two ranks exchanged for all edges between them.
     type Agreed;
-    /// What the members of a group exchanged.
+    /// The values that the members of a group exchanged.
     type AgreedGroup;
 
-    /// What must be the same on all ranks, by name: at least `transport`, the backend's short name.
+    /// Returns the settings that must be the same on all ranks, by name. At least `transport`, the backend's short
+    /// name.
     fn settings(&self) -> Vec<(String, String)>;
 
-    /// The device whose memory holds the payloads, and the device that the environment named for this process, as the
-    /// handshake compares them; `None` for host memory.
+    /// Returns the device whose memory holds the payloads, and the device that the environment named for this process,
+    /// as the handshake compares them. `None` for host memory.
     fn device(&self) -> Option<(String, Option<String>)> {
         None
     }
 
-    /// What this backend is.
+    /// Describes this backend.
     fn capabilities(&self) -> Capabilities;
 
-    /// Loads ahead what the connection needs, in a rank that may have to wait for its peer. What fails here fails again
-    /// in [`Backend::connect`], and is told there.
+    /// Loads early what the connection needs, on a rank that may have to wait for its peer. A failure here happens
+    /// again in [`Backend::connect`], and is reported there.
     fn load_ahead(&mut self) {}
 
-    /// Exchanges with the other rank what the edges between the two need. Both give the same edges, each with the other
-    /// side as its sender. Where headers are to take the control channel, says what is done with each. `bell` is that of
-    /// this rank: it rings when a frame, a credit or a completion may be there.
+    /// Exchanges with the other rank what the edges between the two need. Both pass the same edges, each with its own
+    /// role as sender or receiver. If headers travel over the control channel, also returns the function that handles
+    /// each. `bell` is the bell of this rank. It rings when a frame, a credit or a completion may be there.
     ///
     /// # Errors
-    /// The other rank is lost, or these two cannot be connected.
+    /// The other rank is lost, or these two ranks cannot be connected.
     fn agree(
         &mut self,
         peer: &mut dyn Peer,
@@ -159,7 +160,7 @@ pub trait Backend: Edges {
     /// Makes the edges. Both ranks call it at about the same time.
     ///
     /// # Errors
-    /// [`TransportError::NotInTime`] or [`TransportError::LeftBehind`] when a thread may be inside the backend's
+    /// [`TransportError::NotInTime`] or [`TransportError::LeftBehind`] if a thread may stay inside the backend's
     /// library for good.
     fn connect(
         &mut self,
@@ -167,22 +168,22 @@ pub trait Backend: Edges {
         how: Connect<'_>,
     ) -> Result<Connected<Self>, TransportError>;
 
-    /// Exchanges with the other members what their group needs: the leader passes it to each of them. Every rank does so
-    /// for its groups in the order of the pipeline, behind the edges.
+    /// Exchanges with the other members what their group needs. The leader passes it to each of them. Every rank does
+    /// so for its groups in the order of the pipeline, after the edges.
     ///
     /// # Errors
-    /// A member is lost, or these cannot be connected.
+    /// A member is lost, or these members cannot be connected.
     fn agree_on_group(
         &mut self,
         members: &Members,
         neighbours: &mut dyn Neighbours,
     ) -> Result<Self::AgreedGroup, Fault>;
 
-    /// Makes this rank's member of a group, which records what it does. All members call it at about the same time, behind
-    /// the edges and in the order of the pipeline.
+    /// Makes this rank's member of a group, which records its operations. All members call it at about the same time,
+    /// after the edges and in the order of the pipeline.
     ///
     /// # Errors
-    /// As [`Backend::connect`].
+    /// The same as for [`Backend::connect`].
     fn connect_group(
         &mut self,
         agreed: Self::AgreedGroup,
@@ -192,20 +193,20 @@ pub trait Backend: Edges {
     /// Makes an edge between two stages of this rank. Needs no peer.
     ///
     /// # Errors
-    /// The shape cannot be, or there is no memory for it.
+    /// The shape is not valid, or there is no memory for it.
     fn local(&mut self, shape: EdgeShape) -> Result<Self::Local, TransportError>;
 
-    /// Whether no thread is inside the backend's library, so that the process may run what the library registered for
-    /// its exit.
+    /// Tells whether no thread is inside the backend's library. The process may then run the library's exit handlers.
     fn is_at_rest() -> bool {
         true
     }
 }
 
-/// Compares lines of text with the other rank, which does so at the same time. `about` has the operation for a fault and
-/// the noun for what the lines describe.
+/// Compares lines of text with the other rank, which does the same at the same time. `about` holds the operation for a
+/// fault, and a noun for what the lines describe.
 ///
 /// # Errors
+/// The other rank is lost, or a line differs. The fault then shows that line of each rank, and `remedy`.
 /// The other rank is lost, or a line differs: the fault has that line of each rank, and `remedy`.
 pub fn compare(
     peer: &mut dyn Peer,
@@ -228,7 +229,7 @@ pub fn compare(
     };
     let [mut first, mut second] = [(peer.own_rank(), &own), (peer.rank(), &theirs)];
     if second.0 < first.0 {
-        // Both say the same.
+        // The order is normalized, so that both ranks report the same text.
         std::mem::swap(&mut first, &mut second);
     }
     let text = format!(
@@ -240,7 +241,7 @@ pub fn compare(
     Err(Fault::new(kind, peer.own_rank(), operation, text))
 }
 
-/// A fault of this rank while it makes edges.
+/// Turns an error into a fault of this rank while it makes edges.
 #[doc(hidden)]
 pub fn own_fault(rank: Rank) -> impl Fn(TransportError) -> Fault {
     move |error| {
@@ -249,10 +250,10 @@ pub fn own_fault(rank: Rank) -> impl Fn(TransportError) -> Fault {
     }
 }
 
-/// As many descriptors as are due.
+/// Receives exactly `N` descriptors.
 ///
 /// # Errors
-/// The other rank is lost, or passed another number.
+/// The other rank is lost, or passed another number of descriptors.
 #[doc(hidden)]
 pub fn receive_fds<const N: usize>(peer: &mut dyn Peer) -> Result<[OwnedFd; N], Fault> {
     let fds = peer.receive_fds()?;
@@ -264,7 +265,7 @@ pub fn receive_fds<const N: usize>(peer: &mut dyn Peer) -> Result<[OwnedFd; N], 
     })
 }
 
-/// These ends in the order of their edges, which is the same on both ranks.
+/// Sorts these ends by the numbers of their edges, an order that is the same on both ranks.
 #[doc(hidden)]
 pub fn in_order(edges: &[EdgeEnd]) -> Vec<EdgeEnd> {
     let mut edges = edges.to_vec();
@@ -272,8 +273,8 @@ pub fn in_order(edges: &[EdgeEnd]) -> Vec<EdgeEnd> {
     edges
 }
 
-/// Makes the memory of all edges between two ranks of one host, on the lower of them, maps it on both, and exchanges
-/// their bells. Gives an end for each of `edges`, which are in order.
+/// Makes the memory of all edges between two ranks of one host on the lower rank, maps it on both, and exchanges their
+/// bells. Returns an end for each of `edges`, which are sorted.
 #[doc(hidden)]
 pub fn share_memory(
     peer: &mut dyn Peer,

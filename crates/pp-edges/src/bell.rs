@@ -1,14 +1,13 @@
-//! The bell of a rank: the one thing its driver sleeps on.
+//! The bell of a rank: the one thing on which its driver sleeps.
 //!
-//! Hazard: a driver has many sources of work (frames of several peers, returned credits, a source
-//! thread, a sink thread, a fault), and a wake-up lost between "nothing to do" and "asleep" is a
-//! hang. Guarantee: the thread that gives the driver something rings; a driver that listens first
-//! and looks for work second either finds it, or is woken.
+//! Hazard: a driver has many sources of work: frames of several peers, returned credits, a source thread, a sink
+//! thread, a fault. A wake-up that is lost between "nothing to do" and "asleep" is a hang. Guarantee: a thread that
+//! gives the driver work rings the bell. A driver that first listens and then looks for work either finds the work or
+//! is woken.
 //!
-//! Choices: a few words in a memfd of its own, so that peers on this host and local threads ring
-//! the same bell. A driver that is busy does not listen, and ringing costs a fence and a load of a
-//! cache line that no thread writes; the counter is moved only for a listener, and the system call
-//! is paid only for a sleeper.
+//! Choices: the bell is a few words in its own memfd, so peers on this host and local threads ring the same bell. A
+//! busy driver does not listen, and ringing then costs a fence and a load of a cache line that no thread writes. Only a
+//! listener makes the ringer move the counter, and only a sleeper makes it pay for the system call.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -20,17 +19,17 @@ use crate::error::TransportError;
 use crate::shm::region::Region;
 use pp_words::bell::{BellWords, Ticket};
 
-/// How long a driver spins before it sleeps. A sleeper costs about 20 µs to wake on another
-/// core, so spinning for as long as that at most doubles the wait.
+/// How long a driver spins before it sleeps. Waking a sleeper on another core costs about 20 µs, so spinning this long
+/// at most doubles the wait.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// A handle to a bell: this process's own, or that of a peer on the same host.
+/// A handle to a bell: the bell of this process, or of a peer on the same host.
 ///
 /// Cloning gives another handle to the same bell. Dropping the last one unmaps it.
 #[derive(Clone, Debug)]
 pub struct Bell {
     region: Arc<Region>,
-    /// Where its words lie in the region.
+    /// The offset of its words in the region.
     offset: usize,
     spin: Duration,
 }
@@ -54,7 +53,7 @@ impl Bell {
         Ok(Self::at(&Arc::new(region), 0))
     }
 
-    /// The bell whose words lie there in memory that is shared for more than that.
+    /// Returns the bell whose words lie at this offset of memory that holds other things too.
     pub(crate) fn at(region: &Arc<Region>, offset: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -64,7 +63,7 @@ impl Bell {
         }
     }
 
-    /// The descriptor to pass to a peer that is to ring this bell.
+    /// Returns the descriptor, to be passed to a peer that will ring this bell.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.region.fd()
     }
@@ -73,7 +72,7 @@ impl Bell {
         self.region.words(self.offset)
     }
 
-    /// Begins to listen: look for work after this, and wait for a ring if there was none.
+    /// Begins to listen. After this, look for work, and wait for a ring if there was none.
     pub fn listen(&self) -> Listening<'_> {
         Listening {
             ticket: self.words().listen(),
@@ -81,7 +80,7 @@ impl Bell {
         }
     }
 
-    /// Wakes the thread that waits. Safe to call from any thread, at any time, as often as wanted.
+    /// Wakes the thread that waits. Any thread may call this, at any time and any number of times.
     pub fn ring(&self) {
         if self.words().ring() {
             // A failed wake leaves the sleeper to its timeout; the caller can do nothing about it.
@@ -90,7 +89,7 @@ impl Bell {
     }
 }
 
-/// One who listens to a bell.
+/// A listener of a bell.
 ///
 /// # If dropped
 /// Stops listening.
@@ -102,13 +101,13 @@ pub struct Listening<'a> {
 }
 
 impl Listening<'_> {
-    /// Whether the bell was rung since the listening began.
+    /// Tells whether the bell was rung since the listening began.
     pub fn was_rung(&self) -> bool {
         !self.bell.words().is_silent_since(self.ticket)
     }
 
-    /// Waits until the bell was rung since the listening began, or until `deadline`; spins a
-    /// little first. Returns early for no reason now and then: look for work and listen again.
+    /// Waits until the bell was rung since the listening began, or until `deadline`. Spins a little first. May return
+    /// early without a reason: look for work and listen again.
     pub fn wait(self, deadline: Instant) {
         let words = self.bell.words();
         let start = Instant::now();
@@ -129,8 +128,8 @@ impl Listening<'_> {
                 tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(left.subsec_nanos()),
             };
-            // Every outcome (woken, changed meanwhile, timed out, interrupted) means the
-            // same to the caller: look again.
+            // Every outcome (woken, changed meanwhile, timed out, interrupted) means the same to the caller: look for
+            // work again.
             let _ = futex::wait(
                 &words.rings,
                 futex::Flags::empty(),

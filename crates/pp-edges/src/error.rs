@@ -1,4 +1,4 @@
-//! What can go wrong between two ranks, sorted by who can mend it.
+//! Errors between two ranks, sorted by who can fix them.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub use pp_meet::lift_limit;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
-    /// The kernel would not give shared memory.
+    /// The kernel refused shared memory.
     #[error("{what}; {}", of_shared_memory(*source))]
     Shared {
         /// What was wanted, with its size.
@@ -21,24 +21,24 @@ pub enum TransportError {
         /// The kernel's reason.
         source: Errno,
     },
-    /// More shared memory than there is memory.
+    /// The requested shared memory exceeds the available memory.
     #[error(
         "{wanted} bytes of shared memory do not fit the {available} bytes of memory that are \
          available; lower --depth, --frames-per-chunk or --bytes, or free memory"
     )]
     NoMemory {
-        /// Bytes asked for.
+        /// Bytes that were requested.
         wanted: u64,
-        /// Bytes there are.
+        /// Bytes that are available.
         available: u64,
     },
-    /// A peer passed a descriptor that is not the region that was agreed.
+    /// A peer passed a descriptor of another region than the agreed one.
     #[error("the shared region of a peer is refused: {why}")]
     BadRegion {
         /// What is wrong with it.
         why: String,
     },
-    /// A lane that was made for another edge.
+    /// A lane was made for another edge.
     #[error("a lane of {lane} slots does not go with an edge of {edge}")]
     OtherDepth {
         /// Slots of the lane.
@@ -46,15 +46,15 @@ pub enum TransportError {
         /// Slots of the edge.
         edge: u32,
     },
-    /// The shape asked for an edge cannot be laid out.
+    /// The requested shape of an edge is not valid.
     #[error(
         "an edge of {depth} slots of {slot_bytes} bytes cannot be made: the depth must be 1 to \
          {max_slots} and the whole must fit the address space"
     )]
     BadShape {
-        /// Slots asked for.
+        /// Number of slots that was requested.
         depth: u32,
-        /// Bytes asked for in each.
+        /// Size of each slot that was requested, in bytes.
         slot_bytes: u64,
         /// The most slots an edge has.
         max_slots: u32,
@@ -70,15 +70,15 @@ pub enum TransportError {
         /// Bytes of the slot.
         slot_bytes: usize,
     },
-    /// The payload does not go with the message.
+    /// The payload does not match the message.
     #[error("a payload of {payload_bytes} bytes does not go with {with}")]
     PayloadMismatch {
         /// Bytes that the manifest names.
         payload_bytes: u64,
-        /// What the caller handed over for it.
+        /// What the caller passed as the payload.
         with: String,
     },
-    /// The lane to the peer is full: a normal answer, try again later.
+    /// The lane to the peer is full. This is a normal answer: try again later.
     #[error("the lane to rank {peer} is full")]
     Backpressure {
         /// The rank that has to read first.
@@ -92,22 +92,22 @@ pub enum TransportError {
         /// What happened.
         why: String,
     },
-    /// The device, or its driver.
+    /// The device or its driver failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// Work was issued on a slot, and the mark behind it was not.
+    /// Work was issued on a slot, but the event behind it was not recorded.
     #[error(
         "work on a slot was issued without an event behind it, so it is not known when it ends; \
          the slot is out of use"
     )]
     Unrecorded,
-    /// Work was to be issued on a slot that moves already.
+    /// Work was to be issued on a slot that already moves.
     #[error("the slot was sent ahead, so nothing may be written into it; write it whole before")]
     SentAhead,
-    /// There is no NCCL that can be used.
+    /// No usable NCCL was found.
     #[error(transparent)]
     NoNccl(#[from] LoadError),
-    /// A rank whose backend was made without NCCL is to have a peer.
+    /// A backend without NCCL was to connect to a peer.
     #[error(
         "this rank's backend has no NCCL, so its device cannot exchange payloads with another rank; \
          make it with NcclBackend::new"
@@ -121,7 +121,7 @@ pub enum TransportError {
         /// What NCCL said.
         source: NcclError,
     },
-    /// Another issuer of this process has the device.
+    /// Another issuer of this process holds the device.
     #[error(
         "device {ordinal} has an issuer in this process already; use Issuer::share, on its thread, \
          or another device"
@@ -130,7 +130,7 @@ pub enum TransportError {
         /// The device.
         ordinal: u32,
     },
-    /// One thread issues for a device, and this is another.
+    /// Another thread issues for the device.
     #[error(
         "the communicators of device {ordinal} belong to another thread, or one is being made or \
          ended; issue from one thread, and nothing meanwhile"
@@ -139,7 +139,7 @@ pub enum TransportError {
         /// The device.
         ordinal: u32,
     },
-    /// A rank, a buffer or a count that is not of this group.
+    /// A rank, a buffer or a count does not belong to this group.
     #[error("group {group}: {why}")]
     WrongGroup {
         /// The group of the operation.
@@ -147,31 +147,31 @@ pub enum TransportError {
         /// What does not belong.
         why: String,
     },
-    /// The peer, or what lies between, did not do its part in time.
+    /// The peer, or the path to it, did not do its part in time.
     #[error(
         "{what}: `{step}` was not done after {after:.1?}, and the thread that waits is left \
          behind; see whether every rank was started, with the same settings, and can reach the \
          others"
     )]
     NotInTime {
-        /// What was being made, with whom.
+        /// What was being made, and with whom.
         what: String,
         /// How far it came.
         step: &'static str,
-        /// How long was waited.
+        /// How long the caller waited.
         after: Duration,
     },
-    /// An end that is bounded was not reached within its bound.
+    /// A bounded end did not finish within its bound.
     #[error("{what}: `{step}` did not return within {after:.1?}; its thread is left behind")]
     LeftBehind {
         /// What was being ended.
         what: String,
         /// How far it came.
         step: &'static str,
-        /// How long was waited.
+        /// How long the caller waited.
         after: Duration,
     },
-    /// The communicators were given up: nothing they moved can be trusted.
+    /// The communicators were given up, so nothing that they moved can be trusted.
     #[error("{what} was aborted: {why}")]
     Aborted {
         /// What was given up.
@@ -184,7 +184,7 @@ pub enum TransportError {
     PeerMisbehaved {
         /// The rank at fault.
         rank: Rank,
-        /// Which rule, with the numbers.
+        /// The rule that was broken, with the numbers.
         why: String,
     },
 }
@@ -194,7 +194,7 @@ pub(crate) fn misbehaved(rank: Rank, why: String) -> TransportError {
 }
 
 impl TransportError {
-    /// True when the caller should try again after a ring of the bell, and nothing is broken.
+    /// Tells whether the caller should try again after a ring of the bell. Nothing is broken then.
     pub fn is_backpressure(&self) -> bool {
         matches!(self, Self::Backpressure { .. })
     }

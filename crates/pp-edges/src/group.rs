@@ -8,8 +8,8 @@ use pp_contract::{DType, Rank};
 
 use crate::error::TransportError;
 
-/// A group as one of its members sees it. All members have the same name and the same ranks in the same order; an
-/// operation names a rank by its place in it. The first rank leads.
+/// A group as one of its members sees it. All members have the same name and the same ranks in the same order. An
+/// operation names a rank by its place in that order. The first rank is the leader.
 #[derive(Clone, Debug)]
 pub struct Members {
     name: Arc<str>,
@@ -18,10 +18,10 @@ pub struct Members {
 }
 
 impl Members {
-    /// The group with this name and these ranks, of which `own` is this one.
+    /// Returns the group with this name and these ranks, of which `own` is this rank.
     ///
     /// # Errors
-    /// This rank is no member, a rank is one twice, or there are too many.
+    /// This rank is no member, a rank is a member twice, or there are too many ranks.
     pub fn new(name: &str, ranks: &[Rank], own: Rank) -> Result<Self, TransportError> {
         let mut members = Self {
             name: name.into(),
@@ -29,7 +29,7 @@ impl Members {
             own: 0,
         };
         members.own = members.place_of(own)?;
-        // A rank that stands twice in a group would have to be in two places.
+        // A rank that is listed twice would have two places.
         let mut places = ranks.iter().enumerate();
         if let Some((_, rank)) = places.find(|(place, rank)| ranks[..*place].contains(rank)) {
             return Err(members.wrong(format!("rank {rank} is a member twice")));
@@ -41,37 +41,37 @@ impl Members {
         Ok(members)
     }
 
-    /// The name of the group.
+    /// Returns the name of the group.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// All ranks, in the order of their places.
+    /// Returns all ranks, in the order of their places.
     #[must_use]
     pub fn ranks(&self) -> &[Rank] {
         &self.ranks
     }
 
-    /// The place of this rank.
+    /// Returns the place of this rank.
     #[must_use]
     pub fn own_place(&self) -> usize {
         self.own
     }
 
-    /// This rank.
+    /// Returns this rank.
     #[must_use]
     pub fn own(&self) -> Rank {
         self.ranks[self.own]
     }
 
-    /// Whether this rank leads.
+    /// Tells whether this rank is the leader.
     #[must_use]
     pub fn is_leader(&self) -> bool {
         self.own == 0
     }
 
-    /// The rank that leads.
+    /// Returns the leader.
     #[must_use]
     pub fn leader(&self) -> Rank {
         self.ranks[0]
@@ -86,7 +86,7 @@ impl Members {
         })
     }
 
-    /// The rank at a place, as an operation names it.
+    /// Returns the rank at a place that an operation names.
     pub fn at(&self, place: u32) -> Result<(usize, Rank), TransportError> {
         let rank = self.ranks.get(place as usize).copied();
         rank.map(|rank| (place as usize, rank)).ok_or_else(|| {
@@ -95,7 +95,7 @@ impl Members {
         })
     }
 
-    /// The rank at a place that is not this rank's.
+    /// Returns the rank at a place, which may not be this rank's own.
     pub fn other_at(&self, place: u32) -> Result<(usize, Rank), TransportError> {
         let (place, rank) = self.at(place)?;
         if place == self.own {
@@ -104,7 +104,8 @@ impl Members {
         Ok((place, rank))
     }
 
-    /// Where the part of each member begins, and where the last one ends, when the parts lie one behind the other.
+    /// Returns the offset at which this member's part begins and the end of the last part. The parts lie one behind the
+    /// other.
     fn starts(&self, parts: &[u64]) -> Result<(u64, u64), TransportError> {
         if parts.len() != self.ranks.len() {
             let (count, members) = (parts.len(), self.ranks.len());
@@ -121,8 +122,9 @@ impl Members {
         Ok((sum(&parts[..self.own]).unwrap_or(total), total))
     }
 
-    /// The place and rank of the root of a call with these parts, where the own part begins and where the last one ends.
-    /// Each member has `one` part, and the root `all`: what that is called, and how long it is.
+    /// Returns the place and rank of the root of a call with these parts, the offset of this member's part, and the end
+    /// of the last part. Each member has a buffer `one` for its part, and the root a buffer `all`: each is given by its
+    /// name and its length.
     pub fn shares(
         &self,
         root: u32,
@@ -139,7 +141,7 @@ impl Members {
         Ok((root, start, total))
     }
 
-    /// Whether so many bytes are elements that can be summed.
+    /// Checks that elements of this type can be summed, and that `bytes` is a whole number of them.
     pub fn check_sum(&self, dtype: DType, bytes: u64) -> Result<(), TransportError> {
         if dtype == DType::U8 {
             let why = format!("elements of type {dtype} are not summed; use i32");
@@ -152,7 +154,7 @@ impl Members {
         Ok(())
     }
 
-    /// Whether a range is as long as the parts of a call say.
+    /// Checks that the length of a range matches the parts of a call.
     fn check_length(
         &self,
         (what, found): (&str, usize),
@@ -165,7 +167,7 @@ impl Members {
         Err(self.wrong(why))
     }
 
-    /// An error of the caller of a collective.
+    /// Returns an error of the caller of a collective.
     pub fn wrong(&self, why: String) -> TransportError {
         TransportError::WrongGroup {
             group: self.name.to_string(),
@@ -174,7 +176,7 @@ impl Members {
     }
 }
 
-/// As it stands in a pipeline: `phase_b of ranks 0+1`.
+/// Formats the group as it is written in a pipeline: `phase_b of ranks 0+1`.
 impl fmt::Display for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ranks: Vec<String> = self.ranks.iter().map(ToString::to_string).collect();

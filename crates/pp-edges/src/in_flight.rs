@@ -1,44 +1,43 @@
 //! Buffers that a backend still works on, as types that cannot be misused.
 //!
-//! Hazard: the race that six projects shipped. A buffer freed or overwritten while an
-//! asynchronous send still reads it, or read before (or after a failed) receive has filled it.
-//! Guarantee: handing a buffer to a backend moves it into [`InFlight`], which can be neither
-//! read nor written; it comes back only through its completion. After an abort it is
-//! [`Poisoned`], which nothing can read. What was sent, and is not poisoned, can be copied into
-//! another slot ([`Resend`]): everybody else only reads it.
+//! Hazard: the race that six projects shipped. A buffer is freed or overwritten while an asynchronous send still reads
+//! it, or it is read before a receive has filled it, or after the receive has failed. Guarantee: handing a buffer to a
+//! backend moves it into [`InFlight`], through which it can be neither read nor written. The buffer comes back only
+//! through its completion. After an abort it is [`Poisoned`], and no code can read it. A sent buffer that is not
+//! poisoned can be copied into another slot ([`Resend`]), because everyone else only reads it.
 //!
-//! Choices: `InFlight` is not `Clone` and not `Deref`; dropping it hands the buffer to the
-//! backend's reaper, which gives it out again only when the operation is done; `mem::forget`
-//! leaks the buffer and never frees it. What this does not do: wait. A completion is polled, or a
-//! caller that owns a clock waits for it with a deadline.
+//! Choices: `InFlight` is neither `Clone` nor `Deref`. Dropping it leaves the buffer to the backend, which gives it out
+//! again only when the operation is done. `mem::forget` leaks the buffer and never frees it. This module never waits: a
+//! completion is polled, or a caller with a clock waits for it with a deadline.
 
 use crate::error::TransportError;
 use crate::flight::{Record, State};
 
-/// One operation a backend was given, together with the buffer it owns meanwhile.
+/// One operation of a backend, together with the buffer that the backend owns meanwhile.
 ///
 /// Implemented by backends; users see [`InFlight`].
 pub trait Submission {
-    /// What comes back when the operation is done.
+    /// The buffer that comes back when the operation is done.
     type Buffer;
 
-    /// Whether the operation is done, without waiting.
+    /// Tells whether the operation is done, without waiting.
     ///
     /// # Errors
-    /// The backend says that it failed: the buffer's content is then undefined.
+    /// The backend says that the operation failed. The content of the buffer is then undefined.
     fn is_done(&self) -> Result<bool, TransportError>;
 
-    /// The buffer. Called only after [`Submission::is_done`] said yes.
+    /// Returns the buffer. Called only after [`Submission::is_done`] has returned true.
     fn into_buffer(self) -> Self::Buffer;
 
-    /// No caller waits any more: the backend takes the buffer back by itself once it is done.
+    /// Leaves the buffer to the backend, which takes it back by itself once the operation is done. No caller waits any
+    /// more.
     fn orphan(self);
 
-    /// The buffer is not to be used again, not even when the operation ends.
+    /// Takes the buffer out of use for good, even when the operation ends.
     fn quarantine(self);
 }
 
-/// A piece of a payload that was sent, and where it goes in another.
+/// A piece of a sent payload, and its destination in another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Its first byte in the payload that was sent.
@@ -50,7 +49,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// The two offsets and the length, if they lie inside both slots.
+    /// Returns both offsets and the length, if the piece lies inside both slots.
     pub fn within(self, sent: usize, slot: usize) -> Result<(usize, usize, usize), TransportError> {
         let Self { from, to, bytes } = self;
         let ends_in = |start: u64, capacity: usize| {
@@ -70,29 +69,29 @@ impl Part {
     }
 }
 
-/// A send whose payload can be sent again, to a peer that was started anew.
+/// A send whose payload can be sent again, to a restarted peer.
 ///
-/// No process writes a payload that was sent: this side has handed its slot over, the peer and the
-/// device only read. So for as long as the submission is held its bytes are what they were, even
-/// after the generation that sent them was aborted, and nothing has to be kept aside for a restart.
+/// No process writes a payload that was sent: this side has handed over its slot, and the peer and the device only
+/// read. So its bytes stay the same for as long as the submission is held, even after the generation that sent them was
+/// aborted. A restart needs no other copy.
 pub trait Resend: Submission {
-    /// Copies these parts of the payload into a slot, of a later generation most of the time. On a
-    /// device the copy is only issued: the send of `slot` is ordered behind it, and the memory of
-    /// this payload is not used again before it is done.
+    /// Copies these parts of the payload into a slot, which mostly belongs to a later generation. On a device the copy
+    /// is only issued. The send of `slot` is ordered behind the copy, and the memory of this payload is not used again
+    /// before the copy is done.
     ///
     /// # Errors
     /// A part does not lie inside both slots; the driver refuses.
     fn copy_into(&self, parts: &[Part], slot: &mut Self::Buffer) -> Result<(), TransportError>;
 
-    /// Holds a buffer that was written, and could not be sent because its edge broke, like one
-    /// that was sent. Its slot does not come back.
+    /// Turns a written buffer that could not be sent, because its edge broke, into a submission like that of a sent
+    /// one. Its slot does not come back.
     fn unsent(buffer: Self::Buffer) -> Self;
 }
 
 /// A buffer that a backend holds.
 ///
 /// # If dropped
-/// Does not wait. The buffer goes back to its pool when the operation is done, and not before.
+/// Does not wait. The buffer goes back to its pool when the operation is done, and never before.
 #[must_use = "dropping it gives the buffer back to its pool some time later"]
 #[derive(Debug)]
 pub struct InFlight<S: Submission> {
@@ -101,7 +100,7 @@ pub struct InFlight<S: Submission> {
 }
 
 impl<S: Submission> InFlight<S> {
-    /// Wraps a submission; for backends.
+    /// Wraps a submission. For backends.
     pub fn new(submission: S) -> Self {
         Self {
             submission: Some(submission),
@@ -109,7 +108,7 @@ impl<S: Submission> InFlight<S> {
         }
     }
 
-    /// Notes from now on in `record` how the operation ends.
+    /// Makes `record` note how the operation ends.
     pub fn recorded(mut self, record: Record) -> Self {
         self.record = record;
         self
@@ -123,7 +122,7 @@ impl<S: Submission> InFlight<S> {
         self.submission.take().expect("present until consumed")
     }
 
-    /// Whether [`InFlight::complete`] would give the buffer now.
+    /// Tells whether [`InFlight::complete`] would return the buffer now.
     ///
     /// # Errors
     /// The operation failed.
@@ -133,11 +132,11 @@ impl<S: Submission> InFlight<S> {
         done
     }
 
-    /// The buffer if the operation is done; else itself again. A failed operation gives neither:
-    /// its buffer is poisoned.
+    /// Returns the buffer if the operation is done, else this value again. A failed operation returns neither: its
+    /// buffer is poisoned.
     ///
     /// # Errors
-    /// The operation failed; the poisoned buffer goes with the error.
+    /// The operation failed. The error holds the poisoned buffer.
     pub fn complete(self) -> Result<Completion<S>, Failed<S>> {
         match self.is_done() {
             Ok(true) => Ok(Completion::Done(self.take().into_buffer())),
@@ -149,7 +148,7 @@ impl<S: Submission> InFlight<S> {
         }
     }
 
-    /// Gives the operation up: whatever it did to the buffer, no code will read the buffer.
+    /// Gives the operation up. From now on no code can read the buffer.
     pub fn abort(self) -> Poisoned<S> {
         self.record.end(State::Poisoned);
         Poisoned(Some(self.take()))
@@ -157,7 +156,7 @@ impl<S: Submission> InFlight<S> {
 }
 
 impl<S: Resend> InFlight<S> {
-    /// Copies parts of what was sent into another slot: the one way to look at a buffer in flight.
+    /// Copies parts of the sent payload into another slot. There is no other access to a buffer in flight.
     ///
     /// # Errors
     /// As [`Resend::copy_into`].
@@ -175,12 +174,12 @@ impl<S: Submission> Drop for InFlight<S> {
     }
 }
 
-/// Gives the result of [`InFlight::complete`].
+/// The result of [`InFlight::complete`].
 #[derive(Debug)]
 pub enum Completion<S: Submission> {
-    /// The operation is done and the buffer is the caller's again.
+    /// The operation is done, and the caller owns the buffer again.
     Done(S::Buffer),
-    /// Not yet.
+    /// The operation is not done yet.
     Pending(InFlight<S>),
 }
 
@@ -193,11 +192,10 @@ pub struct Failed<S: Submission> {
     pub error: TransportError,
 }
 
-/// A buffer whose operation was given up: its content means nothing, even where the device
-/// reports success.
+/// A buffer whose operation was given up. Its content means nothing, even if the device reports success.
 ///
 /// # If dropped
-/// The buffer is quarantined: it stays allocated, and out of every pool, for good.
+/// The buffer is quarantined: it stays allocated for good, and no pool gives it out.
 #[derive(Debug)]
 pub struct Poisoned<S: Submission>(Option<S>);
 
@@ -209,12 +207,12 @@ impl<S: Submission> Drop for Poisoned<S> {
     }
 }
 
-/// A send that was refused, with the buffer the caller gets back.
+/// A send that was refused, and the buffer that the caller gets back.
 #[derive(Debug)]
 pub struct Rejected<B> {
-    /// The buffer, unsent and still the caller's.
+    /// The buffer. It was not sent, and the caller still owns it.
     pub buffer: Option<B>,
-    /// Why.
+    /// The reason.
     pub error: TransportError,
 }
 

@@ -1,10 +1,11 @@
-//! Edges between ranks: what they must do, buffers in flight, and those in shared memory.
+//! Edges between ranks: the rules for every backend, buffers in flight, and edges in shared memory.
 //!
-//! Hazard: a buffer reused while the other side still reads it, a receive posted for a payload that no rank sends.
-//! Guarantee: buffers in flight are types that cannot be touched ([`in_flight`]); a header leaves only for a message that was
-//! prepared whole, and a receive is posted only with the header that announced it ([`edge`]).
+//! Hazard: a buffer is reused while the other side still reads it, or a receive is posted for a payload that no rank
+//! sends. Guarantee: buffers in flight have types through which no code can touch them ([`in_flight`]). A header leaves
+//! only for a message that was completely prepared, and a receive is posted only with the header that announced it
+//! ([`edge`]).
 //!
-//! A part of pp-transport, which shows these modules to other crates.
+//! This crate is a part of pp-transport, which re-exports these modules.
 
 pub mod backend;
 pub mod bell;

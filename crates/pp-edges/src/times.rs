@@ -1,12 +1,14 @@
-//! How long this crate waits, and how often it looks.
+//! Durations of this crate: how long it waits, and how often it polls.
 //!
-//! Here stands each bound on a wait for a peer, another thread or a library: what it bounds, and why it is that long. One
-//! that must be longer than another is written as that other and something. Not here: what the caller sets, and times
-//! that shape one algorithm alone, as spinning before a sleep or the pauses between two attempts.
+//! This module holds each bound on a wait for a peer, another thread or a library. Each comment says what the constant
+//! bounds and why it is that long. A bound that must exceed another one is written as that constant plus a margin.
+//! Durations that the caller sets are not here. Neither are durations inside a single algorithm, such as spinning
+//! before a sleep or the pause between two attempts.
 
 use std::time::Duration;
 
-/// The peer's host may refuse a few hundred bytes before the lane counts as broken: a network recovers from less.
+/// Timeout for sending a few hundred bytes to the peer's host, after which the lane counts as broken. A network
+/// recovers from most disturbances in less time.
 pub(crate) const LANE_SEND_WITHIN: Duration = Duration::from_secs(10);
-/// The longest sleep of a member of a group: it hears of an abort within this, where nobody could ring its bell.
+/// The longest sleep of a group's member. It notices an abort within this time even if no thread could ring its bell.
 pub(crate) const MEMBER_SLEEPS: Duration = Duration::from_millis(50);

@@ -23,7 +23,7 @@ pub const FILE_VERSION: u16 = 2;
 const MAGIC: [u8; 8] = *b"PPFLIGHT";
 /// Bytes before the body.
 const HEAD_BYTES: usize = 24;
-/// No file is longer. An operation takes up 146 bytes at most, and most take up 50.
+/// The longest file. An operation takes at most 146 bytes, and mostly 50.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
 
 /// A moment on both clocks of a host.
@@ -39,7 +39,7 @@ pub struct Moment {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Reason {
-    /// Somebody asked for it, and the rank went on.
+    /// A user asked for it, and the rank went on.
     Asked,
     /// A fault ended the job, or this generation of it.
     Fault(Fault),
@@ -54,9 +54,9 @@ pub struct Activity {
     pub operation: Text<64>,
     /// Whether a stage was at work, rather than the transport.
     pub is_stage: bool,
-    /// When it began, or was first seen; `None` if no thread looked.
+    /// When the operation began, or was first seen. `None` if no thread looked.
     pub since_ns: Option<u64>,
-    /// Since when nothing could be done before a peer or a device had done its part.
+    /// Since when the driver waits for a peer or a device. `None` if it does not wait.
     pub waiting_since_ns: Option<u64>,
 }
 
@@ -69,21 +69,21 @@ pub struct Recording {
     pub rank: Rank,
     /// Ranks of the job.
     pub world_size: WorldSize,
-    /// The process: a rank that was started again has another.
+    /// The process id. A rank that was started again has another one.
     pub pid: u32,
     /// Name of its host.
     pub host: Text<64>,
-    /// What tells one start of a host from another; ranks with the same one share a clock.
+    /// An id of one boot of the host. Ranks with the same id share a clock.
     pub boot: Text<64>,
     /// When it was written.
     pub written: Moment,
     /// Why.
     pub reason: Reason,
-    /// What the driver was inside of; `None` before there was one.
+    /// What the driver was doing. `None` before there was a driver.
     pub activity: Option<Activity>,
     /// The most operations that were kept.
     pub capacity: u32,
-    /// Operations that there ever were.
+    /// Number of operations that were ever recorded.
     pub total: u64,
     /// The groups, by number.
     pub groups: List<Group, MAX_GROUPS>,
@@ -91,14 +91,14 @@ pub struct Recording {
     pub operations: List<Operation, MAX_OPERATIONS>,
 }
 
-/// Why a file is not taken.
+/// Why a file is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordingError {
-    /// It begins otherwise.
+    /// The first bytes are not those of a recording.
     #[error("it is no flight recording: it does not begin with PPFLIGHT")]
     Magic,
-    /// Another version.
+    /// The file has another version.
     #[error(
         "it is of version {theirs}, this program reads version {FILE_VERSION}; read it with the pp \
          that wrote it"
@@ -107,29 +107,29 @@ pub enum RecordingError {
         /// The version of the file.
         theirs: u16,
     },
-    /// Shorter or longer than it says.
+    /// The length differs from the length that the file states.
     #[error("it has {got} bytes where it says {stated}; it was cut off or added to: copy it again")]
     Length {
-        /// Bytes that are there.
+        /// Bytes of the file.
         got: u64,
-        /// Bytes that it says it has.
+        /// Bytes that the file states.
         stated: u64,
     },
-    /// Its content was changed.
+    /// The content was changed.
     #[error("it is damaged: its digest is {computed:016x}, it says {stated:016x}; copy it again")]
     Digest {
-        /// Of the body that is there.
+        /// Digest of the body in the file.
         computed: u64,
-        /// As it was written.
+        /// Digest that the file states.
         stated: u64,
     },
-    /// Longer than any.
+    /// The file is longer than any recording.
     #[error("it has {got} bytes; no recording has more than {MAX_FILE_BYTES}")]
     TooLong {
-        /// Bytes that are there.
+        /// Bytes of the file.
         got: u64,
     },
-    /// The digest is right and the content is not.
+    /// The digest is right, but the content is not valid.
     #[error("its content cannot be: {why}")]
     Malformed {
         /// What is wrong with it.
@@ -138,7 +138,7 @@ pub enum RecordingError {
 }
 
 impl Recording {
-    /// Puts in what `recorder` has kept.
+    /// Adds the operations and groups that `recorder` has kept.
     #[must_use]
     pub fn with(mut self, recorder: &FlightRecorder) -> Self {
         let (operations, total) = recorder.operations();
@@ -150,10 +150,10 @@ impl Recording {
         self
     }
 
-    /// The bytes of the file.
+    /// Encodes the recording as a file.
     ///
     /// # Errors
-    /// [`RecordingError::Malformed`]; a recording always encodes, so none is known to occur.
+    /// [`RecordingError::Malformed`]; a recording always encodes, so this is not known to occur.
     pub fn encode(&self) -> Result<Vec<u8>, RecordingError> {
         let mut file = vec![0; HEAD_BYTES];
         file = postcard::to_extend(self, file).map_err(malformed)?;
@@ -165,11 +165,10 @@ impl Recording {
         Ok(file)
     }
 
-    /// Reads a file. Takes memory in proportion to it, and no more than for
-    /// [`MAX_OPERATIONS`].
+    /// Decodes a file. Uses memory in proportion to the file, and never more than [`MAX_OPERATIONS`] need.
     ///
     /// # Errors
-    /// [`RecordingError`]: the version is looked at first, then the length, then the digest.
+    /// [`RecordingError`]: the version is checked first, then the length, then the digest.
     pub fn decode(file: &[u8]) -> Result<Self, RecordingError> {
         let magic = &file[..file.len().min(MAGIC.len())];
         if *magic != MAGIC[..magic.len()] || magic.is_empty() {
@@ -206,7 +205,7 @@ impl Recording {
         recording.check()
     }
 
-    /// What no type says.
+    /// Checks the rules that no type expresses.
     fn check(self) -> Result<Self, RecordingError> {
         let refuse = |why: String| Err(RecordingError::Malformed { why });
         if !self.world_size.contains(self.rank) {

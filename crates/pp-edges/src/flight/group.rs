@@ -1,11 +1,11 @@
-//! What a group of ranks does, for the recorder.
+//! The operations of a group, for the recorder.
 
 use pp_contract::{DType, Generation, Rank};
 
 use super::operation::{Draft, Kind};
 use super::recorder::{FlightRecorder, Record};
 
-/// Numbers the operations of a group, so that those of several ranks can be told to be the same.
+/// Numbers the operations of a group, so that the same operation can be found in the recordings of several ranks.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct GroupLog {
@@ -35,7 +35,8 @@ impl GroupLog {
         }
     }
 
-    /// An operation is ready to be issued. `place` is that of the other member, if there is one.
+    /// Records that an operation is ready to be issued. `peer` is the place and rank of the other member, if there is
+    /// one.
     pub fn begin(
         &mut self,
         kind: Kind,

@@ -1,15 +1,15 @@
-//! The flight recorder: what a rank did last, and how far it came.
+//! The flight recorder: the last operations of a rank, and how far each came.
 //!
-//! Hazard: a job stands still or ends with "timed out", and nothing says which rank waited for
-//! which, for what, and which of them never came. Guarantee: the last operations of each rank, with
-//! their ids and times, can be read by any thread at any time, also while the thread that writes
-//! them is stuck in one of them; reading and writing wait for no thread. A [`Recording`] of them is
-//! a file with a version and a checksum, whose decoder is bounded and does not panic.
+//! Hazard: a job stands still or ends with "timed out", and nothing shows which rank waited for which, for what, and
+//! which of them never came. Guarantee: any thread can read the last operations of each rank, with their ids and times,
+//! at any time. This works even while the thread that writes them is stuck in one. Neither reading nor writing waits
+//! for another thread. A [`Recording`] of the operations is a file with a version and a checksum. Its decoder is
+//! bounded and does not panic.
 //!
-//! Choices: the driver records its messages ([`EdgeLog`]), and an operation that goes on carries its
-//! [`Record`], so that no edge knows of it; groups are told which recorder to use. Memory is claimed once. What this does not do: write files, look at clocks of
-//! other hosts, or say what the recordings mean; the program that reads the recordings of all ranks
-//! does that.
+//! Choices: the driver records its messages ([`EdgeLog`]), and an operation in progress carries its [`Record`], so no
+//! edge knows the recorder. Groups are told which recorder to use. Memory is allocated once. This module does not write
+//! files, read clocks of other hosts, or interpret recordings. The program that reads the recordings of all ranks does
+//! that.
 
 mod file;
 mod group;

@@ -1,4 +1,4 @@
-//! One operation of a rank, as it is recorded.
+//! One recorded operation of a rank.
 
 use pp_contract::{
     Action, CacheEpoch, CallId, ChunkIndex, DType, EdgeSeq, Generation, Header, Rank,
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use pp_words::flight::{WORDS, Words};
 
-/// Declares an enumeration that goes into a word by its place in a list.
+/// Declares an enumeration whose values are stored in a word, as their place in a list.
 macro_rules! packed {
     ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $variant:ident => $text:literal,)+ }) => {
         $(#[$doc])*
@@ -57,13 +57,13 @@ packed! {
 }
 
 impl Kind {
-    /// Whether all members of a group have to take part.
+    /// Tells whether all members of a group take part.
     #[must_use]
     pub const fn is_collective(self) -> bool {
         self.is_of_group() && !matches!(self, Self::GroupSend | Self::GroupReceive)
     }
 
-    /// Whether it is an operation of a group rather than of an edge.
+    /// Tells whether it is an operation of a group rather than of an edge.
     #[must_use]
     pub const fn is_of_group(self) -> bool {
         !matches!(self, Self::Send | Self::Receive)
@@ -71,31 +71,31 @@ impl Kind {
 }
 
 packed! {
-    /// How far an operation is. Its times say when it got there.
+    /// How far an operation has come. Its times say when it reached each state.
     State {
-        /// A send was given to its edge; of a receive, the header is here; a group is put together.
+        /// A send was given to its edge, the header of a receive has arrived, or a group operation was put together.
         Prepared => "prepared",
-        /// The header has left; the receive is posted; the group is being entered.
+        /// The header has left, the receive is posted, or the group operation is entered.
         Committed => "committed",
-        /// The payload is with the backend, which moves it.
+        /// The backend has the payload and moves it.
         Started => "started",
-        /// It is over, and its buffer is its owner's again.
+        /// The operation is over, and its buffer belongs to its owner again.
         Done => "done",
         /// It failed or was given up.
         Poisoned => "poisoned",
-        /// No caller waits for it any more: its slot comes back by itself.
+        /// No caller waits for the operation any more. Its slot comes back by itself.
         Left => "left",
     }
 }
 
 packed! {
-    /// What a message is.
+    /// The kind of a message.
     Message {
-        /// Nothing but a sign of life.
+        /// A sign of life alone.
         Noop => "noop",
         /// A chunk, or its acceptance.
         Chunk => "chunk",
-        /// The sender sends nothing more.
+        /// The sender's last message.
         Shutdown => "shutdown",
     }
 }
@@ -117,26 +117,26 @@ pub struct Operation {
     pub sequence: u64,
     /// What kind of operation it is.
     pub kind: Kind,
-    /// How far it is.
+    /// How far it has come.
     pub state: State,
     /// What the message is; unknown for operations of a group and before a send is committed.
     pub message: Option<Message>,
-    /// Which group, as a place in the recording's list.
+    /// The group, as an index into the recording's list.
     pub group: Option<u8>,
-    /// The other rank; of a broadcast, a scatter or a gather, the root.
+    /// The other rank. For a broadcast, a scatter or a gather: the root.
     pub peer: Option<Rank>,
     /// The generation of the edge or the communicator.
     pub generation: Generation,
-    /// The number of the edge; operations of a group have none.
+    /// The number of the edge. `None` for operations of a group.
     pub edge: Option<u32>,
-    /// Its number on the edge, among the collectives of its group, or among the transfers of its
-    /// group between these two ranks in this direction; messages without a payload have none.
+    /// The number of the operation: on its edge, among the collectives of its group, or among the transfers of its
+    /// group between these two ranks in this direction. `None` for messages without a payload.
     pub number: Option<u64>,
     /// Bytes of the payload.
     pub bytes: u64,
-    /// Type of the elements; `None` for messages, whose payloads are bytes to the edge.
+    /// Type of the elements. `None` for messages, whose payloads are plain bytes to the edge.
     pub dtype: Option<DType>,
-    /// The call that the message is, or answers; unknown before a send is committed.
+    /// The call that the message makes or answers. `None` before a send is committed.
     pub call_id: Option<CallId>,
     /// The chunk it is about.
     pub chunk_index: Option<ChunkIndex>,
@@ -146,20 +146,20 @@ pub struct Operation {
     pub prepared_ns: u64,
     /// When it was committed.
     pub committed_ns: Option<u64>,
-    /// When the backend had it.
+    /// When the backend got it.
     pub started_ns: Option<u64>,
     /// When it was done, poisoned or left.
     pub ended_ns: Option<u64>,
 }
 
 impl Operation {
-    /// Whether nothing more will come of it.
+    /// Tells whether the operation has ended.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         matches!(self.state, State::Done | State::Poisoned | State::Left)
     }
 
-    /// When it got to where it is.
+    /// Returns when it reached its state.
     #[must_use]
     pub fn since_ns(&self) -> u64 {
         let later = self.ended_ns.or(self.started_ns).or(self.committed_ns);
@@ -167,12 +167,12 @@ impl Operation {
     }
 }
 
-/// Stands for a number that is not there or not known yet.
+/// Stands for a number that is absent or not known yet.
 const NONE: u64 = u64::MAX;
-/// Stands for a byte that is not there or not known yet.
+/// Stands for a byte that is absent or not known yet.
 const NONE_BYTE: u64 = 0xFF;
 
-/// The words of a record. The first is the ring's.
+/// The index of each word in a record. Word 0 belongs to the ring.
 const STATE: usize = 1;
 const MESSAGE: usize = 2;
 /// Kind, group, type of the elements and edge.
@@ -190,7 +190,7 @@ const STARTED: usize = 12;
 const ENDED: usize = 13;
 const _: () = assert!(ENDED + 1 == WORDS);
 
-/// What is known of an operation when it begins.
+/// The values of an operation that are known when it begins.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Draft {
     pub(crate) kind: Kind,
@@ -205,16 +205,16 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// The record of an operation that was prepared now.
+    /// Returns the words of an operation that was prepared now.
     pub(crate) fn words(&self, now_ns: u64) -> Words {
         let mut words = [NONE; WORDS];
         words[STATE] = State::Prepared as u64;
         let group = self.group.map_or(NONE_BYTE, u64::from);
         let dtype = self.dtype.map_or(NONE_BYTE, |d| u64::from(d.code()));
-        // Edges are few: the highest number stands for none.
+        // Edges are few, so the highest number stands for none.
         let edge = u64::from(self.edge.unwrap_or(u32::MAX));
         words[ABOUT] = self.kind as u64 | group << 8 | dtype << 16 | edge << 32;
-        // Ranks are small: the highest number stands for none.
+        // Ranks are small, so the highest number stands for none.
         let peer = self.peer.map_or(u32::MAX, Rank::get);
         words[WHERE] = u64::from(peer) | u64::from(self.generation.get()) << 32;
         words[BYTES] = self.bytes;
@@ -228,10 +228,10 @@ impl Draft {
     }
 }
 
-/// A word of a record that changes, and what it becomes.
+/// A change of a record: the index of a word, and its new value.
 pub(crate) type Change = (usize, u64);
 
-/// What a header says of its message.
+/// Returns the changes that record what a header says of its message.
 pub(crate) fn identified(header: &Header) -> [Change; 3] {
     [
         (MESSAGE, Message::of(header) as u64),
@@ -240,7 +240,8 @@ pub(crate) fn identified(header: &Header) -> [Change; 3] {
     ]
 }
 
-/// It got this far now; a state that was skipped was reached at the same time.
+/// Returns the changes for an operation that reached this state now. A skipped state counts as reached at the same
+/// time.
 pub(crate) fn reached(state: State, now_ns: u64) -> impl Iterator<Item = Change> {
     let time = match state {
         State::Prepared => PREPARED,
@@ -251,7 +252,7 @@ pub(crate) fn reached(state: State, now_ns: u64) -> impl Iterator<Item = Change>
     [(STATE, state as u64), (time, now_ns)].into_iter()
 }
 
-/// The operation of a record; `None` when its words mean nothing.
+/// Returns the operation of a record, or `None` if its words are not valid.
 pub(crate) fn unpack(sequence: u64, words: &Words) -> Option<Operation> {
     let known = |word: u64| (word != NONE).then_some(word);
     let byte = |word: u64, at: u32| (word >> at) & 0xFF;

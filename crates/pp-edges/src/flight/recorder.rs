@@ -1,4 +1,4 @@
-//! The recorder of a process, and the handles to operations that go on.
+//! The recorder of a process, and the handles to operations in progress.
 
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
@@ -11,16 +11,16 @@ use super::operation::{Change, Draft, Kind, Operation, State, identified, reache
 use crate::error::TransportError;
 use pp_words::flight::Ring;
 
-/// Operations that are kept by default.
+/// The number of operations that are kept by default.
 pub const DEFAULT_OPERATIONS: usize = 4096;
 /// The most operations that can be kept.
 pub const MAX_OPERATIONS: usize = 65_536;
-/// Groups that can be named.
+/// The most groups that can be recorded.
 pub const MAX_GROUPS: usize = 16;
-/// Members of a group that are written down.
+/// The most members of a group that can be recorded.
 pub const MAX_MEMBERS: usize = 1024;
 
-/// Nanoseconds on `CLOCK_MONOTONIC`, which all processes of one host share.
+/// Returns the nanoseconds on `CLOCK_MONOTONIC`, which all processes of one host share.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     // The clock starts at 0 when the machine does and is never negative.
@@ -32,14 +32,14 @@ pub(crate) fn now_ns() -> u64 {
 pub struct Group {
     /// Its name.
     pub name: Text<64>,
-    /// Its members; none where there are more than can be written down.
+    /// Its members. Empty if there are more than can be recorded.
     pub members: List<Rank, MAX_MEMBERS>,
 }
 
-/// Keeps the latest operations of this process. Clones are handles to the same one; it outlives
-/// edges and generations.
+/// Keeps the latest operations of this process. Clones are handles to the same recorder. It outlives edges and
+/// generations.
 ///
-/// Any thread may write and any may read, and none waits for another.
+/// Any thread may write and any may read, and no thread waits for another.
 #[derive(Clone, Debug)]
 pub struct FlightRecorder(Option<Arc<Inner>>);
 
@@ -50,8 +50,8 @@ struct Inner {
 }
 
 impl FlightRecorder {
-    /// Keeps so many operations, [`MAX_OPERATIONS`] at most. Its memory is claimed here, 128 bytes
-    /// an operation; nothing is allocated later. 0 records nothing and costs nothing.
+    /// Returns a recorder of `operations` operations, [`MAX_OPERATIONS`] at most. All memory is allocated here, 128
+    /// bytes for each operation. With 0 it records nothing and costs nothing.
     #[must_use]
     pub fn new(operations: usize) -> Self {
         Self((operations > 0).then(|| {
@@ -62,32 +62,32 @@ impl FlightRecorder {
         }))
     }
 
-    /// One that records nothing.
+    /// Returns a recorder that records nothing.
     #[must_use]
     pub const fn off() -> Self {
         Self(None)
     }
 
-    /// Whether it records.
+    /// Tells whether this recorder records.
     #[must_use]
     pub const fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Operations that it keeps.
+    /// Returns the number of operations that it keeps.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.0.as_ref().map_or(0, |inner| inner.ring.capacity())
     }
 
-    /// How many operations there ever were.
+    /// Returns the number of operations that were ever recorded.
     #[must_use]
     pub fn begun(&self) -> u64 {
         self.0.as_ref().map_or(0, |inner| inner.ring.begun())
     }
 
-    /// The operations that it still has, oldest first, and how many there ever were. One that is
-    /// being written just now is left out.
+    /// Returns the operations that it still has, oldest first, and the number ever recorded. Leaves out an operation
+    /// that a thread is writing at this moment.
     #[must_use]
     pub fn operations(&self) -> (Vec<Operation>, u64) {
         let Some(inner) = &self.0 else {
@@ -99,14 +99,14 @@ impl FlightRecorder {
         ((oldest..begun).filter_map(read).collect(), begun)
     }
 
-    /// The groups, in the order of their numbers.
+    /// Returns the groups, in the order of their numbers.
     #[must_use]
     pub fn groups(&self) -> Vec<Group> {
         let groups = self.0.iter().flat_map(|inner| &inner.groups);
         groups.map_while(OnceLock::get).cloned().collect()
     }
 
-    /// The number of the group with this name and these members; `None` when there are too many.
+    /// Returns the number of the group with this name and these members. `None` if there are too many groups.
     pub(crate) fn group(&self, name: &str, members: &[Rank]) -> Option<u8> {
         let groups = &self.0.as_ref()?.groups;
         let own = || Group {
@@ -118,7 +118,7 @@ impl FlightRecorder {
         Some(at as u8)
     }
 
-    /// An operation was prepared.
+    /// Records that an operation was prepared.
     pub(crate) fn begin(&self, draft: &Draft) -> Record {
         let begin = |inner: &Arc<Inner>| inner.ring.append(&draft.words(now_ns()));
         Record::of(
@@ -157,7 +157,7 @@ impl EdgeLog {
         }
     }
 
-    /// Records a message with so many bytes of payload that is about to be given to the edge.
+    /// Records a message with this many bytes of payload that is about to be given to the edge.
     #[must_use]
     pub fn sends(&self, payload_bytes: u64, stamp: Stamp) -> Record {
         let chunk = (stamp.chunk_index, stamp.cache_epoch);
@@ -165,7 +165,7 @@ impl EdgeLog {
             .begin(&self.draft(Kind::Send, payload_bytes, chunk))
     }
 
-    /// Records a message that was taken in. Without a payload it is over.
+    /// Records a message that has arrived. Without a payload the operation is over.
     #[must_use]
     pub fn hears(&self, header: &Header) -> Record {
         let Some(inner) = &self.recorder.0 else {
@@ -186,7 +186,7 @@ impl EdgeLog {
     }
 }
 
-/// The record of an operation until it is over; of none, where nothing is recorded.
+/// The record of an operation until the operation is over. Empty if nothing is recorded.
 ///
 /// # If dropped
 /// The record stays as it is.
@@ -208,12 +208,12 @@ impl Record {
         }
     }
 
-    /// Notes that the operation got this far.
+    /// Notes that the operation has reached this state.
     pub fn reached(&self, state: State) {
         self.amend(|now| reached(state, now));
     }
 
-    /// Notes that a message has left under this header; without a payload it is over.
+    /// Notes that a message has left with this header. Without a payload the operation is over.
     pub fn left(&self, header: &Header) {
         let last = match header.payload_bytes() {
             0 => State::Done,
@@ -225,19 +225,19 @@ impl Record {
         });
     }
 
-    /// Notes that the operation was committed and that the backend has it.
+    /// Notes that the operation was committed and given to the backend.
     pub fn started(&self) {
         self.amend(|now| reached(State::Committed, now).chain(reached(State::Started, now)));
     }
 
-    /// How it ended, once.
+    /// Notes how the operation ended. Only the first call counts.
     pub fn end(&self, state: State) {
         if !self.is_over.replace(true) {
             self.reached(state);
         }
     }
 
-    /// What a look at it found.
+    /// Notes the result of a poll.
     pub(crate) fn look(&self, done: &Result<bool, TransportError>) {
         match done {
             Ok(true) => self.end(State::Done),

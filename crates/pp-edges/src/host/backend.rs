@@ -1,4 +1,4 @@
-//! Ranks of one host, connected by memory that they map, and stages of one process.
+//! The host backend, for ranks of one host that share memory, and for stages of one process.
 
 use std::os::fd::AsFd;
 
@@ -17,12 +17,12 @@ use crate::group::Members;
 use crate::lane::shared::SharedEnd;
 use crate::shm::layout::{EdgeShape, Holds};
 
-/// Payloads in host memory, handed over between processes of one host.
+/// Hands over payloads in host memory between processes of one host.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host;
 
 impl Host {
-    /// Both ends of an edge in one process: each rank with the bell that its driver sleeps on.
+    /// Returns both ends of an edge in one process. Each rank brings the bell on which its driver sleeps.
     ///
     /// # Errors
     /// The shape cannot be laid out, or the kernel has no memory.
@@ -137,7 +137,7 @@ impl Backend for Host {
     }
 }
 
-/// Ranks on different hosts share no memory.
+/// Checks that the peer is on this host, since ranks on different hosts share no memory.
 fn check_host(peer: &dyn Peer) -> Result<(), Fault> {
     if peer.shares_host() {
         return Ok(());

@@ -1,11 +1,11 @@
-//! The host backend: ranks are processes of one machine, slots lie in memory they share.
+//! The host backend: ranks are processes of one machine, and slots lie in memory that they share.
 //!
-//! A send hands over a slot: the frame goes through a ring, the payload stays where the stage
-//! wrote it, and 22 MB cost what 22 B cost. The receiver reads the slot in place, and dropping
-//! its lease returns the credit. This is also the plain statement of what every backend must do.
+//! A send hands over a slot. The frame goes through a ring, and the payload stays where the stage wrote it, so 22 MB
+//! cost the same as 22 B. The receiver reads the slot in place, and dropping its lease returns the credit. This is also
+//! the simplest example of what every backend must do.
 //!
-//! The region is made by the lower of the two ranks and passed, with the bells, over their
-//! authenticated control channel. The kernel frees it with the last process, however that ends.
+//! The lower of the two ranks makes the region and passes it, with the bells, over their authenticated control channel.
+//! The kernel frees it with the last process, however that process ends.
 
 mod backend;
 #[cfg(any(test, feature = "fuzz"))]
@@ -29,7 +29,7 @@ pub use crate::shm::layout::{EdgeShape, MAX_SLOTS};
 pub use crate::shm::memory;
 use crate::shm::region::Region;
 
-/// What a lease needs of its edge, at either end: who owns its slots, and where their bytes lie.
+/// The state of an edge that a lease needs, at either end: the owners of its slots, and the memory of their bytes.
 #[derive(Debug)]
 struct Edge<S> {
     slots: Arc<S>,
@@ -53,7 +53,7 @@ impl<S> Edge<S> {
     }
 }
 
-/// A slot of an edge, to be written in place.
+/// A lease to write a slot of an edge in place.
 ///
 /// # If dropped
 /// The slot is free again; nothing was sent.
@@ -70,7 +70,7 @@ impl TxLease {
         Some(Self { edge, slot })
     }
 
-    /// The slot, whole. It holds what an earlier chunk left in it.
+    /// Returns the whole slot. It holds the bytes that an earlier chunk left there.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let len = self.capacity();
         let at = self.edge.bytes(self.slot, len);
@@ -80,7 +80,7 @@ impl TxLease {
         unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), len) }
     }
 
-    /// Bytes that fit the slot.
+    /// Returns the size of the slot in bytes.
     pub fn capacity(&self) -> usize {
         self.edge.place.slot_bytes
     }
@@ -143,7 +143,7 @@ impl Resend for Sending {
     }
 
     fn unsent(buffer: TxLease) -> Self {
-        // The lease ends without freeing the slot: it is in flight now.
+        // The lease ends without freeing the slot, which is in flight now.
         let lease = std::mem::ManuallyDrop::new(buffer);
         // SAFETY: `lease` is never dropped and not used again, so the `Arc` is moved out once.
         let edge = unsafe { std::ptr::read(&raw const lease.edge) };
@@ -155,10 +155,10 @@ impl Resend for Sending {
     }
 }
 
-/// A slot of an edge, read in place.
+/// A lease to read a slot of an edge in place.
 ///
 /// # If dropped
-/// The slot goes back to the sender: this is its credit for the next send.
+/// The slot goes back to the sender as the credit for its next send.
 #[derive(Debug)]
 pub struct RxLease {
     edge: Arc<Edge<InSlots>>,
@@ -167,7 +167,7 @@ pub struct RxLease {
 }
 
 impl RxLease {
-    /// The payload, exactly as many bytes as its header said.
+    /// Returns the payload, exactly as many bytes as its header states.
     pub fn bytes(&self) -> &[u8] {
         let at = self.edge.bytes(self.slot, self.len);
         // SAFETY: the sender handed the slot over (an acquire load saw it) and does not write it
@@ -182,7 +182,7 @@ impl Drop for RxLease {
     }
 }
 
-/// A receive: on this backend the payload is there before its header.
+/// A receive. On this backend the payload has arrived before its header.
 #[derive(Debug)]
 pub struct Receiving(RxLease);
 
@@ -200,7 +200,7 @@ impl Submission for Receiving {
     fn orphan(self) {}
 
     fn quarantine(self) {
-        // The slot stays where it is when the lease ends; the edge does not live on for it.
+        // The slot stays out of use when the lease ends. It does not keep the edge alive.
         self.0.edge.slots.slots.quarantine(self.0.slot);
     }
 }
@@ -247,7 +247,7 @@ impl EdgeTx for HostTx {
             let buffer = payload;
             return Err(Rejected { buffer, error });
         }
-        // From here on nothing can fail: the header is a commitment.
+        // Nothing can fail from here on, since the header is a commitment.
         let sending = payload.map(Sending::unsent);
         let committed = message.commit(&mut self.sequencer, stamp);
         self.lane
@@ -336,7 +336,7 @@ impl EdgeLocal for HostLocal {
         edge.slots
             .take(slot)
             .expect("no other code moves a slot of this process");
-        // It fits a slot, so it fits the address space.
+        // The payload fits a slot, so its size fits the address space.
         let len = bytes as usize;
         Ok((InFlight::new(sending), RxLease { edge, slot, len }))
     }

@@ -1,11 +1,11 @@
-//! Stores that go around the cache, for payloads another core reads next.
+//! Stores that bypass the cache, for payloads that another core reads next.
 //!
-//! Hazard: a consumer that shares no cache with the producer pulls dirty lines out of it one by
-//! one, at 2 GB/s. Non-temporal stores put the bytes where both reach them at memory speed, and
-//! they read nothing first. Worth it from about 64 KiB up.
+//! Hazard: a consumer that shares no cache with the producer fetches dirty lines out of the producer's cache one by
+//! one, at 2 GB/s. Non-temporal stores write the bytes to memory, where both reach them at memory speed, and they read
+//! nothing first. They pay off from about 64 KiB up.
 //!
-//! Guarantee: the stores are ordered before every later store of the calling thread (a store
-//! fence ends each call), so the frame that hands the slot over cannot be seen before them.
+//! Guarantee: the stores are ordered before every later store of the calling thread, because a store fence ends each
+//! call. So the frame that hands over the slot cannot be seen before them.
 
 /// Fills `to` with repetitions of the little-endian bytes of `word`.
 pub fn stream_fill(to: &mut [u8], word: u64) {

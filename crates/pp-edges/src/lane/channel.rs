@@ -1,13 +1,13 @@
-//! A lane over the control channel: each message is a tag byte, the number of the edge and that of
-//! a slot in four bytes each, least significant first, and for a frame the frame.
+//! A lane over the control channel. Each message is a tag byte, the number of the edge and the number of a slot, four
+//! bytes each with the least significant first, and, for a frame, the frame.
 //!
-//! Hazard: the peer is authenticated but may still be wrong: a credit for a slot it does not
-//! have, a slot handed over twice, frames without end. Or it does not read, and the thread that
-//! writes to it waits. Guarantee: each of the first is an error that names the peer, and what waits
-//! to be read is bounded. One thread writes for all lanes to a peer, so no call of the driver waits
-//! for the peer, nor does the drop of a lease; what waits to be written is bounded, and the lanes are
-//! broken when the peer takes nothing for [`crate::times::LANE_SEND_WITHIN`]. The goodbye of this rank waits
-//! for all that was left to that thread: behind it nothing is heard.
+//! Hazard: the peer is authenticated but may still be wrong: it may return a slot that it does not have, hand over a
+//! slot twice, or send frames without end. Or it may not read, so that the thread that writes to it waits. Guarantee:
+//! each violation is an error that names the peer, and the number of messages that wait to be read is bounded. One
+//! thread writes for all lanes to a peer, so neither a call of the driver nor the drop of a lease waits for the peer.
+//! The messages that wait to be written are bounded too, and the lanes break if the peer takes nothing for
+//! [`crate::times::LANE_SEND_WITHIN`]. This rank's goodbye is sent after all messages left to that thread, because the
+//! peer reads nothing behind it.
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -29,30 +29,30 @@ const CREDIT: u8 = 2;
 const PREFIX_BYTES: usize = 9;
 const _: () = assert!(PREFIX_BYTES + MAX_FRAME_BYTES <= MAX_MESSAGE_BYTES);
 
-/// Messages of an edge that may wait to be read, and to be written. There are at most as many frames
-/// with a payload, or credits, as slots, and a handful of frames without.
+/// The most messages of an edge that may wait to be read, and to be written. An edge has at most as many frames with
+/// payload, or credits, as slots, and a handful of frames without.
 const MOST_WAITING: usize = 256;
 
-/// What all lanes to a peer share with leases and the receiving thread.
+/// The state that all lanes to a peer share with their leases and the receiving thread.
 #[derive(Debug)]
 struct Shared {
     peer: Rank,
-    /// Messages that may wait to be written.
+    /// The most messages that may wait to be written.
     most_waiting: usize,
     sender: ControlSender,
-    /// To the thread that writes, which ends with the last of these.
+    /// The queue to the thread that writes. The thread ends with the last sender of the queue.
     queue: SyncSender<Job>,
     broken: Arc<Broken>,
 }
 
-/// Why the lanes cannot be used any more.
+/// The reason why the lanes cannot be used any more.
 type Broken = OnceLock<String>;
 
-/// What the thread that writes sends next. A goodbye on the channel waits for it.
+/// The next message of the thread that writes. A goodbye on the channel waits for it.
 type Job = (Vec<u8>, Announced);
 
 impl Shared {
-    /// Leaves a message to the thread that writes.
+    /// Queues a message for the thread that writes.
     fn send(&self, body: Vec<u8>) -> Result<(), TransportError> {
         self.check()?;
         if self.queue.try_send((body, self.sender.announce())).is_err() {
@@ -73,7 +73,7 @@ impl Shared {
     }
 }
 
-/// Writes messages in their order, until one fails.
+/// Writes the messages in their order until one fails.
 fn write(queue: &Receiver<Job>, sender: &ControlSender, broken: &Broken, bell: &Bell) {
     for (body, announced) in queue {
         if broken.get().is_some() {
@@ -88,7 +88,7 @@ fn write(queue: &Receiver<Job>, sender: &ControlSender, broken: &Broken, bell: &
     }
 }
 
-/// Where a lane leaves its messages, each with the number of its edge.
+/// The sending half of a lane. It marks each message with the number of its edge.
 #[derive(Debug)]
 pub(super) struct ChannelTx {
     shared: Arc<Shared>,
@@ -104,9 +104,9 @@ impl ChannelTx {
         self.shared.send(self.message(FRAME, slot, frame))
     }
 
-    /// The peer has the slot back.
+    /// Tells the peer that it has the slot back.
     pub(super) fn tell(&self, slot: u32) {
-        // The lane says what is wrong at its next call; a lease that is dropped cannot.
+        // The lane reports an error at its next call. A lease that is dropped cannot report one.
         let _ = self.shared.send(self.message(CREDIT, slot, &[]));
     }
 
@@ -120,7 +120,7 @@ impl ChannelTx {
     }
 }
 
-/// Where a lane finds its frames.
+/// The receiving half of a lane, which holds the frames that have arrived.
 #[derive(Debug)]
 pub(super) struct ChannelRx {
     shared: Arc<Shared>,
@@ -142,7 +142,7 @@ impl ChannelRx {
     }
 }
 
-/// What the end of a lane is made of.
+/// The parts of a lane's end.
 pub(super) enum Side {
     Out {
         slots: Arc<OutSlots>,
@@ -155,7 +155,7 @@ pub(super) enum Side {
     },
 }
 
-/// Starts the thread that writes, and gives what each of `edges` needs, in their order.
+/// Starts the thread that writes, and returns the parts for each of `edges`, in their order.
 pub(super) fn open(
     sender: ControlSender,
     bell: Bell,
@@ -216,20 +216,20 @@ pub(super) fn open(
     Ok((sides, inlet))
 }
 
-/// What may come for an edge.
+/// What the peer may send for an edge.
 #[derive(Debug)]
 enum Port {
-    /// This rank sends, and gets its slots back.
+    /// This rank sends, and the peer returns its slots.
     Credits(Arc<OutSlots>),
-    /// This rank receives.
+    /// This rank receives frames.
     Frames {
         words: Words,
         queue: SyncSender<(u32, Vec<u8>)>,
     },
 }
 
-/// Where the thread that receives from the control channel hands in what came as
-/// [`Message::Frame`]. Cloning gives another handle to the same lanes.
+/// The inlet of the lanes to a peer. The thread that receives from the control channel passes the body of each
+/// [`Message::Frame`] to it. Cloning gives another handle to the same lanes.
 #[derive(Clone, Debug)]
 pub struct Inlet {
     shared: Arc<Shared>,
@@ -238,10 +238,10 @@ pub struct Inlet {
 }
 
 impl Inlet {
-    /// Takes in the body of one message and rings the bell of this rank.
+    /// Handles the body of one message and rings the bell of this rank.
     ///
     /// # Errors
-    /// The peer broke the rules of the lanes; nothing of the message was used.
+    /// The peer broke the rules of the lanes. No part of the message was used.
     pub fn deliver(&self, body: &[u8]) -> Result<(), TransportError> {
         let wrong = |why: String| misbehaved(self.shared.peer, why);
         let Some((prefix, frame)) = body.split_first_chunk::<PREFIX_BYTES>() else {
@@ -298,13 +298,13 @@ fn take_frame(
         if is_with_consumer(words.word(slot)) {
             return Err(format!("slot {slot} handed over twice"));
         }
-        // The word moves first: the thread that reads the frame finds the slot handed over.
+        // The word moves first, so that the thread that reads the frame finds the slot handed over.
         move_to_consumer(words.word(slot));
     }
     match queue.try_send((slot, body.to_vec())) {
         Ok(()) => Ok(()),
         Err(TrySendError::Full(_)) => Err(format!("{MOST_WAITING} frames wait to be read")),
-        // The end is gone, and no thread reads: the peer will learn why on its channel.
+        // The end was dropped, so no thread reads. The peer learns the reason on its channel.
         Err(TrySendError::Disconnected(_)) => Ok(()),
     }
 }

@@ -1,13 +1,12 @@
-//! The lane of an edge, beside its payloads: header frames, and who owns which slot.
+//! The lane of an edge: the header frames beside its payloads, and the owner of each slot.
 //!
-//! Hazard: a payload whose header never came, a slot with two owners. Guarantee: a frame arrives
-//! whole, in order, and with the number of the slot it hands over; a credit comes back once for
-//! each slot that was handed over. What moves the payload is the backend's own: the lane never
-//! sees a byte of it.
+//! Hazard: a payload whose header never came, or a slot with two owners. Guarantee: a frame arrives whole, in order,
+//! and with the number of the slot that it hands over. Each slot that was handed over comes back as one credit. The
+//! backend moves the payload; the lane never sees a byte of it.
 //!
-//! Two ways to carry it, behind one type: ranks of one host share the rings and the slot words in
-//! a memfd region (the host backend's own); ranks of different hosts use the authenticated
-//! control channel, where each message names the edge, and says whether it is a frame or a credit.
+//! One type covers two implementations. Ranks of one host share the rings and the slot words in a memfd region. Ranks
+//! of different hosts use the authenticated control channel, where each message names the edge and says whether it is a
+//! frame or a credit.
 
 mod channel;
 #[cfg(any(test, feature = "fuzz"))]
@@ -34,32 +33,32 @@ use pp_meet::control::ControlSender;
 use pp_words::ring::{NO_SLOT, RingReceiver, RingSender};
 use pp_words::slots::{BadSlot, Consumer, InvalidWord, Producer};
 
-/// How the sender of an edge learns that a slot is its own again.
+/// How the sender of an edge learns that it owns a slot again.
 #[derive(Debug)]
 enum Credits {
-    /// It sees the slot's word; the bell says when to look.
+    /// The sender reads the slot's word, and the bell tells it when.
     Bell(Bell),
-    /// It sees the word, and looks by itself: it is the reader's own rank.
+    /// The sender reads the word by itself, since it is on the reader's own rank.
     None,
-    /// It is told.
+    /// A message tells the sender.
     Channel(ChannelTx),
 }
 
-/// The slots of an edge at its receiver, and how its sender learns that it has one back.
+/// The slots of an edge at its receiver, and how its sender learns that one came back.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct InSlots {
     pub slots: Consumer<Words>,
-    /// Slots that were taken and not given back.
+    /// Slots that this side has taken and not returned.
     taken: AtomicU32,
     credits: Credits,
 }
 
-/// Who owns each slot of an edge within this rank: what its sender has of it, and its receiver.
+/// Returns the two sides of an edge within this rank: the slots of its sender and of its receiver.
 #[doc(hidden)]
 pub fn local(shape: EdgeShape) -> (Arc<OutSlots>, Arc<InSlots>) {
     let words = Words::own(shape.slots());
-    // Only a peer can write what would be blamed on it, and there is none.
+    // Faults in these words can only come from a peer, and this edge has none.
     let nobody = Rank::new(u32::MAX);
     let out = Producer::new(words.clone(), nobody);
     (Arc::new(out), Arc::new(InSlots::new(words, Credits::None)))
@@ -80,14 +79,14 @@ impl InSlots {
         Ok(())
     }
 
-    /// Whether the peer handed over a slot that this side has not taken: its payload is on its way,
-    /// or waits to be received.
+    /// Tells whether the peer has handed over a slot that this side has not taken. The payload of such a slot is on its
+    /// way, or waits to be received.
     pub fn has_untaken(&self) -> bool {
         let here = (0..self.slots.depth()).filter(|&slot| self.slots.is_here(slot));
         here.count() as u32 > self.taken.load(Ordering::Relaxed)
     }
 
-    /// Gives the slot back to the peer, who may write it at once. From any thread.
+    /// Returns the slot to the peer, which may write it at once. Any thread may call this.
     pub fn give_back(&self, slot: u32) {
         self.taken.fetch_sub(1, Ordering::Relaxed);
         self.slots.give_back(slot);
@@ -99,19 +98,19 @@ impl InSlots {
     }
 }
 
-/// The sending end of a lane, in the hands of one thread. What leases need of it is shared.
+/// The sending end of a lane. One thread at a time uses it. The state that leases need is shared.
 ///
 /// # If dropped
-/// Nothing more is sent. Leases stay valid, and their slots come back as before.
+/// Sends nothing more. Leases stay valid, and their slots come back as before.
 #[derive(Debug)]
 pub struct LaneTx {
     peer: Rank,
-    /// Who owns which slot.
+    /// The owner of each slot.
     pub slots: Arc<OutSlots>,
     frames: FramesTx,
 }
 
-/// How frames leave.
+/// How frames are sent.
 #[derive(Debug)]
 enum FramesTx {
     Ring {
@@ -121,21 +120,21 @@ enum FramesTx {
     Channel(ChannelTx),
 }
 
-/// The receiving end of a lane, in the hands of one thread. What leases need of it is shared.
+/// The receiving end of a lane. One thread at a time uses it. The state that leases need is shared.
 ///
 /// # If dropped
-/// Nothing more is received. Leases stay valid and give their slots back as before.
+/// Receives nothing more. Leases stay valid and return their slots as before.
 #[derive(Debug)]
 pub struct LaneRx {
     peer: Rank,
-    /// Who owns which slot.
+    /// The owner of each slot.
     pub slots: Arc<InSlots>,
     frames: FramesRx,
-    /// The slot that the frame polled last names.
+    /// The slot named by the last polled frame.
     announced: u32,
 }
 
-/// How frames come.
+/// How frames arrive.
 #[derive(Debug)]
 enum FramesRx {
     Ring(RingReceiver<WordsAt, BytesAt>),
@@ -151,11 +150,11 @@ pub enum LaneEnd {
     In(LaneRx),
 }
 
-/// Both ends of a lane in one process: each rank with the bell that its driver sleeps on. The slots
-/// lie elsewhere.
+/// Returns both ends of a lane in one process. Each rank brings the bell on which its driver sleeps. The slots lie
+/// elsewhere.
 ///
 /// # Errors
-/// The shape cannot be, or the kernel has no memory.
+/// The shape is not valid, or the kernel has no memory.
 pub fn pair(
     shape: EdgeShape,
     sender: (Rank, &Bell),
@@ -165,12 +164,12 @@ pub fn pair(
     Ok((LaneTx::over_memory(&tx), LaneRx::over_memory(&rx)))
 }
 
-/// Lanes to a rank on another host: frames and credits go over the control channel. Gives an end for each
-/// of `edges`, and the [`Inlet`] of all, for the thread that receives there: it hands in every
-/// [`Message::Frame`](pp_meet::control::Message::Frame). `bell` is that of this rank.
+/// Makes lanes to a rank on another host, whose frames and credits use the control channel. Returns an end for each of
+/// `edges`, and one [`Inlet`] for all of them. The thread that receives from the channel passes every
+/// [`Message::Frame`](pp_meet::control::Message::Frame) to it. `bell` is the bell of this rank.
 ///
 /// # Errors
-/// A shape cannot be, or there is no thread for the lanes.
+/// A shape is not valid, or no thread can be started for the lanes.
 pub fn over_channel(
     sender: ControlSender,
     bell: Bell,
@@ -218,12 +217,12 @@ impl LaneTx {
         }
     }
 
-    /// The rank at the other end.
+    /// Returns the rank at the other end.
     pub fn peer(&self) -> Rank {
         self.peer
     }
 
-    /// That a frame of any size can be pushed now.
+    /// Checks that a frame of any size can be pushed now.
     ///
     /// # Errors
     /// [`TransportError::Backpressure`]; the lane is broken.
@@ -239,7 +238,7 @@ impl LaneTx {
         }
     }
 
-    /// Hands a frame to the peer, with the slot that goes with it, and rings. Room was checked.
+    /// Hands a frame to the peer, with its slot, and rings the peer's bell. The caller has checked the room.
     ///
     /// # Errors
     /// The lane broke: the frame may or may not have left.
@@ -275,15 +274,15 @@ impl LaneRx {
         }
     }
 
-    /// The rank at the other end.
+    /// Returns the rank at the other end.
     pub fn peer(&self) -> Rank {
         self.peer
     }
 
-    /// Copies the next frame into `inbox`; false when there is none.
+    /// Copies the next frame into `inbox`. Returns false if there is none.
     ///
     /// # Errors
-    /// The lane is broken, or the peer wrote what cannot be.
+    /// The lane is broken, or the peer wrote an impossible value.
     pub fn poll(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
         let tag = match &mut self.frames {
             FramesRx::Ring(ring) => ring.pop(inbox).map_err(|e| {
@@ -301,11 +300,11 @@ impl LaneRx {
         Ok(tag.is_some())
     }
 
-    /// Takes the slot that the frame polled last hands over, for the payload that its header
-    /// announces: its number, and how many bytes to expect.
+    /// Takes the slot that the last polled frame hands over, for the payload that its header announces. Returns the
+    /// number of the slot and the bytes to expect.
     ///
     /// # Errors
-    /// The peer announced what the edge cannot hold, or a slot that is not ours to read.
+    /// The peer announced a payload that the edge cannot hold, or a slot that this side may not read.
     pub fn take_announced(
         &mut self,
         header: &Matched<'_>,
@@ -332,7 +331,7 @@ impl LaneRx {
 }
 
 impl LaneEnd {
-    /// The lane of an edge whose rings lie in a region.
+    /// Returns this end of a lane whose rings lie in a region.
     pub fn over_memory(end: &SharedEnd, is_sender: bool) -> Self {
         if is_sender {
             Self::Out(LaneTx::over_memory(end))
@@ -341,7 +340,7 @@ impl LaneEnd {
         }
     }
 
-    /// The rank at the other end.
+    /// Returns the rank at the other end.
     pub fn peer(&self) -> Rank {
         match self {
             Self::Out(lane) => lane.peer,

@@ -1,4 +1,4 @@
-//! The memory that two ranks of one host share for their edges, as one of them has it.
+//! The memory that two ranks of one host share for their edges, as seen by one of them.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::shm::region::Region;
 /// The name of the memory in the kernel's tables.
 pub(crate) const NAME: &str = "pp-edges";
 
-/// One end of an edge whose memory two ranks share. An edge has one such end in each of them.
+/// One end of an edge whose memory two ranks share. Each of the two ranks has one such end.
 #[derive(Clone, Debug)]
 pub struct SharedEnd {
     pub region: Arc<Region>,
@@ -23,7 +23,7 @@ pub struct SharedEnd {
 }
 
 impl SharedEnd {
-    /// Both ends in one process, the sender's first: each rank with the bell that its driver sleeps on.
+    /// Returns both ends in one process, the sender's first. Each rank brings the bell on which its driver sleeps.
     pub fn pair(
         shape: EdgeShape,
         holds: Holds,

@@ -1,5 +1,5 @@
-//! Where the words of an edge's slots lie: in a region that both ranks map, or in this process
-//! alone, where messages of the peer move them.
+//! Where the words of an edge's slots lie: in a region that both ranks map, or in this process alone, where messages
+//! from the peer change them.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::shm::layout::Direction;
 use crate::shm::region::Region;
 use pp_words::slots::{Producer, SlotWord, SlotWords};
 
-/// The slots of an edge at its sender, shared by its end and the leases.
+/// The slots of an edge at its sender. The sending end and its leases share them.
 #[doc(hidden)]
 pub type OutSlots = Producer<Words>;
 

@@ -1,7 +1,7 @@
-//! Where everything lies in the region that two ranks of one host share for all edges between them.
+//! The layout of the region that two ranks of one host share for all edges between them.
 //!
-//! Both sides compute the layout from what the handshake agreed; nothing of it is read from the
-//! region, so a peer cannot move anything.
+//! Both sides compute the layout from the values agreed at the handshake. No part of it is read from the region, so a
+//! peer cannot change it.
 
 use pp_contract::MAX_FRAME_BYTES;
 
@@ -18,25 +18,25 @@ const PAGE: usize = 4096;
 /// Depth and size of one directed edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EdgeShape {
-    /// Number of slots, 1 to [`MAX_SLOTS`]. Where the slots have no bytes, the most messages under way.
+    /// Number of slots, 1 to [`MAX_SLOTS`]. For an edge without slots: the most messages in flight.
     pub depth: u32,
-    /// Bytes in each slot; 0 for an edge that carries headers alone, and has no slots.
+    /// Bytes in each slot. 0 for an edge that carries headers alone and has no slots.
     pub slot_bytes: u64,
 }
 
 impl EdgeShape {
-    /// Whether messages of this edge may have a payload.
+    /// Tells whether messages of this edge may have a payload.
     #[must_use]
     pub const fn has_payloads(self) -> bool {
         self.slot_bytes > 0
     }
 
-    /// Slots that there are.
+    /// Returns the number of slots.
     pub const fn slots(self) -> u32 {
         if self.has_payloads() { self.depth } else { 0 }
     }
 
-    /// Bytes of a slot, of an edge that can be made.
+    /// Returns the bytes of a slot, after checking that the edge can be made.
     ///
     /// # Errors
     /// There are too many slots, or too few, or they do not fit the address space.
@@ -45,12 +45,12 @@ impl EdgeShape {
     }
 }
 
-/// One end of an edge between this rank and a peer, before it is made.
+/// One end of an edge between this rank and a peer, before the edge is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EdgeEnd {
     /// The number of the edge: the same on both ranks, and unique in the job.
     pub edge: u32,
-    /// Its slots.
+    /// Number and size of its slots.
     pub shape: EdgeShape,
     /// Whether this rank sends.
     pub is_sender: bool,
@@ -59,11 +59,11 @@ pub struct EdgeEnd {
 /// Says which memory of its edges a region holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
-    /// Rings and slots, of ranks of one host.
+    /// Rings and slots, for ranks of one host.
     All,
-    /// Rings alone: the slots lie on devices.
+    /// Rings alone, because the slots lie on devices.
     Rings,
-    /// Slots alone: their edge stays in this process.
+    /// Slots alone, because the edge stays in this process.
     Slots,
 }
 
@@ -81,7 +81,7 @@ pub struct Direction {
     pub(crate) stride: usize,
 }
 
-/// The whole region: its edges, in the order of their shapes.
+/// The layout of the whole region: its edges, in the order of their shapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) edges: Vec<Direction>,
@@ -98,7 +98,7 @@ impl Layout {
             .into_iter()
             .map(|shape| direction(shape, holds, &mut end));
         let edges = edges.collect::<Result<_, _>>()?;
-        // No memory has no bytes.
+        // A region may not be empty, so it has at least one page.
         Ok(Self {
             edges,
             len: end.max(PAGE),
@@ -106,8 +106,9 @@ impl Layout {
     }
 }
 
-/// Bytes of the header ring of an edge with so many chunks under way. A driver waits where a ring has no room for the
-/// largest frame. So that drivers never wait for each other, two rings without that room hold more than all chunks.
+/// Returns the bytes of the header ring of an edge with `depth` chunks in flight. A driver waits if a ring has no room
+/// for the largest frame. Two rings that are both this full hold more frames than there are chunks, so two drivers
+/// never wait for each other.
 fn ring_bytes(depth: u32) -> usize {
     let frames = 1 + depth.clamp(4, MAX_SLOTS).div_ceil(2) as usize;
     (frames * FRAME_BYTES).next_power_of_two()
@@ -133,7 +134,7 @@ fn direction(shape: EdgeShape, holds: Holds, end: &mut usize) -> Result<Directio
         Some(at)
     };
     let mut place = |is_here, bytes| place(is_here, bytes).ok_or_else(bad);
-    // Slots that lie elsewhere can still not be larger than the address space.
+    // Slots in other memory must fit the address space too.
     isize::try_from(stride.checked_mul(depth).ok_or_else(bad)?).map_err(|_| bad())?;
     let ring_bytes = ring_bytes(shape.depth);
     let (has_ring, has_slots) = (holds != Holds::Slots, holds != Holds::Rings);

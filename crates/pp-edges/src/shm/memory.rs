@@ -1,16 +1,16 @@
-//! How much memory there is to ask for.
+//! How much memory this process can still get.
 //!
-//! Hazard: shared memory that is asked for is given, page by page, until the kernel kills
-//! processes at random to have more. So it is compared with what is there before it is asked for.
+//! Hazard: the kernel grants shared memory page by page until it kills processes at random to find more. So a request
+//! is compared with the available memory first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The text of a file, if it can be read.
+/// Reads the text of a file, if it can be read.
 type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
-/// Bytes that this process can still get: of the machine's memory, or of a control group that it is
-/// in where that is less. `None` where the kernel does not say.
+/// Returns the bytes that this process can still get: of the machine's memory, or of the limit of a control group
+/// around it if that is less. `None` if the kernel does not say.
 pub fn available_bytes() -> Option<u64> {
     available_by(&|path| fs::read_to_string(path).ok())
 }
@@ -30,15 +30,15 @@ fn of_meminfo(text: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The control groups of this process that may limit its memory: its own and those around it, as far
-/// up as they are mounted.
+/// Lists the control groups that may limit this process's memory: its own, and those around it as far up as they are
+/// mounted.
 fn groups(read: Read<'_>) -> Vec<(Version, PathBuf)> {
     let text = |path| read(Path::new(path)).unwrap_or_default();
     let (own, mounts) = (text("/proc/self/cgroup"), text("/proc/self/mountinfo"));
     let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
     let mut groups = Vec::new();
     for line in own.lines() {
-        // Its number, its controllers, its path.
+        // A line has a number, the controllers and a path.
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
             continue;
@@ -51,7 +51,7 @@ fn groups(read: Read<'_>) -> Vec<(Version, PathBuf)> {
         let Some(mount) = mounts.iter().find(|mount| mount.version == version) else {
             continue;
         };
-        // A group outside of what is mounted is seen through its top at least.
+        // A group outside the mounted part is limited at least by the top of the mount.
         let below = Path::new(path).strip_prefix(&mount.root);
         let own = mount.point.join(below.unwrap_or(Path::new("")));
         let around = own.ancestors().take_while(|g| g.starts_with(&mount.point));
@@ -63,14 +63,14 @@ fn groups(read: Read<'_>) -> Vec<(Version, PathBuf)> {
 /// A mounted hierarchy of control groups with the memory controller.
 struct Mount {
     version: Version,
-    /// The group that its top is.
+    /// The group at the top of the mount.
     root: PathBuf,
     point: PathBuf,
 }
 
 impl Mount {
-    /// A line of mountinfo, if it is one of those: numbers, root, mount point, options, perhaps more,
-    /// a dash, type, source, options of the type.
+    /// Parses a line of mountinfo, if it mounts such a hierarchy. A line has numbers, root, mount point, options,
+    /// optional fields, a dash, type, source and the options of the type.
     fn parse(line: &str) -> Option<Self> {
         let (place, kind) = line.split_once(" - ")?;
         let mut place = place.split(' ').skip(3).map(unescaped);
@@ -88,7 +88,7 @@ impl Mount {
     }
 }
 
-/// A path as mountinfo writes it: space, tab, line feed and backslash are three octal digits.
+/// Decodes a path of mountinfo, which writes space, tab, line feed and backslash as three octal digits.
 fn unescaped(path: &str) -> PathBuf {
     let escapes = [
         ("\\040", " "),
@@ -100,7 +100,7 @@ fn unescaped(path: &str) -> PathBuf {
     escapes.into_iter().fold(path.to_owned(), plain).into()
 }
 
-/// Which control groups they are: their files differ in name.
+/// The version of the control groups. The names of their files differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     One,
@@ -108,7 +108,7 @@ enum Version {
 }
 
 impl Version {
-    /// What is left of a group's limit, if it has one.
+    /// Returns the rest of a group's limit, if it has one.
     fn left(self, read: Read<'_>, group: &Path) -> Option<u64> {
         let (limit, used, prefix) = match self {
             Self::One => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -116,7 +116,7 @@ impl Version {
         };
         let number = |name| read(&group.join(name))?.trim().parse::<u64>().ok();
         let (limit, used) = (number(limit)?, number(used)?);
-        // Pages of files count as used, and are given back when somebody asks.
+        // File pages count as used, but the kernel frees them when memory is needed.
         let stat = read(&group.join("memory.stat")).unwrap_or_default();
         let files: u64 = stat
             .lines()

@@ -1,13 +1,12 @@
-//! A memfd that processes share: sealed, mapped once, and seen only as atomics and raw bytes.
+//! A memfd that processes share: sealed, mapped once, and accessed only as atomics and raw bytes.
 //!
-//! Hazard: a mapping whose file shrinks under it kills the process (SIGBUS), and memory that
-//! another process writes is no `&[u8]`. Guarantee: the file is sealed against resizing before
-//! its descriptor leaves this process, a descriptor from a peer is refused unless it is so
-//! sealed and of exactly the expected size, and its pages are reserved when it is made. The only
-//! references handed out are to atomics; everything else is copied, or lent by the slot protocol
-//! in [`pp_words::slots`].
+//! Hazard: if a mapped file shrinks, the process is killed (SIGBUS), and memory that another process writes is no
+//! `&[u8]`. Guarantee: the file is sealed against resizing before its descriptor leaves this process. A descriptor from
+//! a peer is refused unless it is sealed in the same way and has exactly the expected size. The pages are reserved when
+//! the file is made. The only references handed out point to atomics. Everything else is copied, or borrowed under the
+//! slot protocol of [`pp_words::slots`].
 //!
-//! There is no name in the file system: the kernel frees the pages with the last process.
+//! The memory has no name in the file system: the kernel frees the pages with the last process.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,7 +22,7 @@ use pp_words::bell::BellWords;
 use pp_words::ring::{RingBytes, RingWords};
 use pp_words::slots::SlotWord;
 
-/// Marks the types that may be referenced in memory another process writes.
+/// Marks the types that may be referenced in memory which another process writes.
 ///
 /// # Safety
 /// 1. Every bit pattern is a value of the type.
@@ -39,7 +38,7 @@ unsafe impl SharedWords for SlotWord {}
 
 /// One shared mapping.
 ///
-/// Dropping it unmaps the memory and closes the descriptor; peers keep theirs.
+/// Dropping it unmaps the memory and closes the descriptor; the mappings of peers stay.
 #[derive(Debug)]
 pub struct Region {
     base: NonNull<u8>,
@@ -54,11 +53,11 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Makes and maps a sealed memfd of `len` bytes (rounded up to whole pages), zeroed, with
-    /// its pages reserved and touched so that the steady state takes no page fault.
+    /// Makes and maps a sealed memfd of `len` bytes, rounded up to whole pages. The memory is zeroed. Its pages are
+    /// reserved and touched, so that the steady state takes no page fault.
     ///
     /// # Errors
-    /// The kernel has no memory or no descriptor left; the text says how much was asked for.
+    /// The kernel has no memory or no descriptor left; the error names the size that was asked for.
     pub fn create(name: &str, len: usize) -> Result<Self, TransportError> {
         let fail = |source| TransportError::Shared {
             what: format!("cannot make {len} bytes of shared memory"),
@@ -72,7 +71,7 @@ impl Region {
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(fail)?;
         rustix::fs::ftruncate(&fd, len as u64).map_err(fail)?;
-        // Reserve now: running out later would be SIGBUS in the middle of a copy.
+        // The pages are reserved now: running out of memory later would be a SIGBUS in the middle of a copy.
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64).map_err(fail)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(fail)?;
@@ -123,16 +122,15 @@ impl Region {
         Ok(Self { base, len, fd })
     }
 
-    /// The descriptor to pass to a peer on this host.
+    /// Returns the descriptor, to be passed to a peer on this host.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The atomics at `offset`.
+    /// Returns the atomics at `offset`.
     ///
     /// # Panics
-    /// If they would not lie, aligned, inside the region: offsets come from this program's own
-    /// layout, never from a peer.
+    /// If they do not lie, aligned, inside the region. Offsets come from this program's own layout, never from a peer.
     pub fn words<T: SharedWords>(&self, offset: usize) -> &T {
         assert!(offset + size_of::<T>() <= self.len && offset.is_multiple_of(align_of::<T>()));
         // SAFETY: in bounds and aligned (just asserted; the base is page aligned and the mapping
@@ -141,7 +139,7 @@ impl Region {
         unsafe { self.base.add(offset).cast::<T>().as_ref() }
     }
 
-    /// The address of `len` raw bytes at `offset`; who may touch them is the caller's to prove.
+    /// Returns the address of `len` raw bytes at `offset`. The caller must prove who may touch them.
     ///
     /// # Panics
     /// If they do not lie inside the region.
@@ -164,7 +162,7 @@ fn round_to_pages(len: usize) -> usize {
     len.next_multiple_of(rustix::param::page_size())
 }
 
-/// The words of a ring at an offset of a region, which they keep mapped.
+/// The words of a ring at an offset of a region. They keep the region mapped.
 #[derive(Debug)]
 pub(crate) struct WordsAt {
     region: Arc<Region>,

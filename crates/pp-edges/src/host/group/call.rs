@@ -1,4 +1,4 @@
-//! What the members of a group call, as numbers that they compare, and in words.
+//! The calls of a group's members: as numbers, which the members compare, and in words.
 
 use pp_contract::DType;
 
@@ -34,7 +34,7 @@ const DTYPES: [DType; 6] = [
 ];
 
 impl Kind {
-    /// As the flight recorder has it.
+    /// Returns the kind that the flight recorder uses.
     pub(super) fn recorded(self) -> flight::Kind {
         match self {
             Self::Barrier => flight::Kind::Barrier,
@@ -45,7 +45,7 @@ impl Kind {
         }
     }
 
-    /// With the place of the root, where there is one, in numbers.
+    /// Encodes the call in numbers, with the place of the root if there is one.
     pub(super) fn call(self, root: u32, dtype: DType, bytes: u64, parts: &[u64]) -> Call {
         let what = self as u64 | (dtype as u64) << 8 | u64::from(root) << 32;
         // FNV-1a.
@@ -62,7 +62,7 @@ impl Kind {
     }
 }
 
-/// What a member waits in. The numbers are of any member, and may be anything.
+/// Describes the call in which a member waits. The numbers come from any member, and may be anything.
 pub(super) fn in_words(waiting: Waiting, members: &Members) -> String {
     let call = match waiting {
         Waiting::Collective(call) => call,

@@ -1,6 +1,6 @@
-//! The memory that the members of a group share: their words, and the staging of each.
+//! The memory that the members of a group share: their words, and the staging buffer of each.
 //!
-//! All members compute the same offsets from the number of members; nothing of it is read from the region.
+//! All members compute the same offsets from the number of members. No offset is read from the region.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ unsafe impl SharedWords for PairWords {}
 // SAFETY: atomics and padding; every bit pattern is valid.
 unsafe impl SharedWords for LifeWords {}
 
-/// The memory as one member has it mapped.
+/// The memory as mapped by one member.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     region: Arc<Region>,
@@ -41,7 +41,7 @@ fn bytes(members: usize) -> usize {
 }
 
 impl Memory {
-    /// Makes it.
+    /// Makes the memory.
     ///
     /// # Errors
     /// The kernel has no memory.
@@ -50,10 +50,10 @@ impl Memory {
         Ok(Self { region, members })
     }
 
-    /// Maps what another member made.
+    /// Maps the memory that another member made.
     ///
     /// # Errors
-    /// The descriptor is that of something else.
+    /// The descriptor belongs to something else.
     pub(super) fn open(fd: std::os::fd::OwnedFd, members: usize) -> Result<Self, TransportError> {
         let region = Arc::new(Region::open(fd, bytes(members))?);
         Ok(Self { region, members })
@@ -67,7 +67,7 @@ impl Memory {
         self.region.words(0)
     }
 
-    /// Where the bell of a member lies: at the beginning of its words.
+    /// Returns the offset of a member's bell, which lies at the beginning of its words.
     pub(super) fn bell_at(&self, member: usize) -> usize {
         assert!(member < self.members);
         MEMBERS_AT + member * size_of::<MemberWords>() + std::mem::offset_of!(MemberWords, bell)
@@ -79,7 +79,7 @@ impl Memory {
         self.region.bytes_at(staging_at(self.members) + at, len)
     }
 
-    /// Copies a piece into a slot of a member, from its beginning.
+    /// Copies a piece into a slot of a member, at its beginning.
     pub(super) fn put(&self, member: usize, slot: u64, bytes: &[u8]) {
         let to = self.piece(member, slot, bytes.len());
         // SAFETY: in bounds (asserted), and nothing in this process refers to the staging but the copies here and in

@@ -1,15 +1,16 @@
 //! A group whose members are ranks of one host: collectives through memory that they share.
 //!
-//! Hazard: members that drift apart, so that one sums what another broadcasts, or all wait for ever; a member that is
-//! gone. Guarantee: no byte moves before all members are in the same call, with the same sizes, type and root; a member
-//! in another call ends the group at once, with an error that names both. [`GroupAbort::abort`] frees every member from
+//! Hazard: members diverge, so that one sums while another broadcasts, or all wait for ever; or a member is gone.
+//! Guarantee: no byte moves before all members are in the same call, with the same sizes, type and root. A member in
+//! another call ends the group at once, with an error that names both. [`GroupAbort::abort`] frees every member from
 //! any call. All members get the same bits of a sum.
 //!
 //! Choices: the leader makes the memory and passes it over the authenticated channels. Payloads go through a bounded
-//! staging of each member in pieces, so that one copies in while another copies out ([`words`]). A call spins shortly,
-//! then sleeps on the member's bell.
+//! staging buffer of each member in pieces, so that one member copies in while another copies out ([`words`]). A call
+//! spins for a short time, then sleeps on the member's bell.
 //!
-//! A transfer between two members is done when the receiver has all of it. So two members that both send first never go
+//! A transfer between two members is done when the receiver has all of it. So two members that both send first never
+//! proceed, and both get an error; one of them has to receive first. The same holds for a longer circle of members.
 //! on, and are told so; one of them has to receive first. The same holds for a longer circle.
 
 mod call;
@@ -36,20 +37,20 @@ use crate::group::Members;
 use crate::times::MEMBER_SLEEPS;
 use pp_words::group::{Call, Counts, SLOTS, Side, Stop, Waiting};
 
-/// Looks before a member listens to its bell: a few microseconds.
+/// Number of looks before a member listens to its bell. They take a few microseconds.
 const LOOKS: u32 = 200;
-/// The type of what is bytes and no elements.
+/// The element type of calls that move plain bytes.
 const BYTES: DType = DType::U8;
 
-/// One member of a group in host memory. Belongs to one thread at a time. All members call the same functions in the
-/// same order; of a transfer, the two that it is between. Roots and other members are named by their place in the group.
+/// One member of a group in host memory. One thread at a time uses it. All members call the same functions in the same
+/// order; a transfer is called only by its two members. Roots and other members are named by their place in the group.
 ///
-/// An error of a call ends the group for all members, unless it says that an argument is wrong: such a call was not
-/// entered.
+/// An error of a call ends the group for all members, unless the error says that an argument is wrong. Such a call was
+/// not entered.
 ///
 /// # If dropped
-/// The others learn that this member has left when they wait for it. In the middle of a call, by a panic, it ends the
-/// group.
+/// The others learn that this member has left when they wait for it. A drop in the middle of a call, by a panic, ends
+/// the group.
 #[derive(Debug)]
 pub struct HostGroup {
     shared: Arc<SharedGroup>,
@@ -62,7 +63,7 @@ pub struct HostGroup {
 }
 
 impl HostGroup {
-    /// This rank's member of the group that has this memory. It records what it does.
+    /// Returns this rank's member of the group that has this memory. The member records its operations.
     pub(super) fn new(
         made: GroupMemory,
         recorder: &FlightRecorder,
@@ -82,7 +83,7 @@ impl HostGroup {
         }
     }
 
-    /// All members of a group in one process, in the order of their places.
+    /// Returns all members of a group in one process, in the order of their places.
     ///
     /// # Errors
     /// A rank is a member twice; the kernel has no memory.
@@ -108,7 +109,7 @@ impl HostGroup {
         ranks.iter().map(member).collect()
     }
 
-    /// Who the members are.
+    /// Returns the members of the group.
     #[must_use]
     pub fn members(&self) -> &Members {
         &self.shared.members
@@ -120,7 +121,7 @@ impl HostGroup {
         GroupAbort(Arc::clone(&self.shared))
     }
 
-    /// The bytes of member `root` to all.
+    /// Copies the bytes of member `root` to all members.
     ///
     /// # Errors
     /// A member is in another call, or has left; the group was aborted; there is no such member.
@@ -141,11 +142,11 @@ impl HostGroup {
         })
     }
 
-    /// Part `i` of `from`, `parts[i]` bytes long, the parts one behind the other, goes from `root` to `to` of member `i`.
-    /// Only the root needs `from`.
+    /// Splits `from` of member `root` into parts: part `i` is `parts[i]` bytes long and goes to `to` of member `i`. The
+    /// parts lie one behind the other. Only the root needs `from`.
     ///
     /// # Errors
-    /// As [`HostGroup::broadcast`]; a slice has another length than the parts say.
+    /// The errors of [`HostGroup::broadcast`]; a slice has another length than the parts say.
     pub fn scatter(
         &mut self,
         from: &[u8],
@@ -182,8 +183,8 @@ impl HostGroup {
         })
     }
 
-    /// `parts[i]` bytes, `from` of member `i`, become part `i` of `to`, the parts one behind the other. Only the root needs
-    /// `to`.
+    /// Joins `from` of all members in `to` of member `root`: the `parts[i]` bytes of member `i` become part `i`. The
+    /// parts lie one behind the other. Only the root needs `to`.
     ///
     /// # Errors
     /// As [`HostGroup::scatter`].
@@ -227,8 +228,9 @@ impl HostGroup {
         })
     }
 
-    /// The elements become their sums over all members, in the order of their places: the same bits at every member.
-    /// Integers wrap; bf16 and f16 are added as f32 and rounded once; a sum that is no number is one and the same NaN.
+    /// Replaces each element by its sum over all members, added in the order of their places. All members get the same
+    /// bits. Integers wrap. bf16 and f16 are added as f32 and rounded once. Every sum that is not a number is the same
+    /// NaN.
     ///
     /// # Errors
     /// As [`HostGroup::broadcast`]; the type is `u8`, or the slice is no whole number of elements.
@@ -243,7 +245,7 @@ impl HostGroup {
             let mut block = [0; BLOCK];
             let mut given = 0;
             for at in (0..data.len()).step_by(PIECE) {
-                // As many pieces ahead as there is room for, so that members wait less for each other.
+                // Publishes as many pieces ahead as there is room for, so that members wait less for each other.
                 while given < data.len() && (given <= at || group.may_publish()?) {
                     let until = data.len().min(given + PIECE);
                     group.publish(&data[given..until])?;
@@ -278,7 +280,7 @@ impl HostGroup {
         done
     }
 
-    /// Bytes to another member, which receives as many. Returns when it has them.
+    /// Sends bytes to another member, which receives as many. Returns when the other member has them.
     ///
     /// # Errors
     /// The other member is in another call that needs this one, or has left, or receives another number of bytes; the
@@ -293,7 +295,7 @@ impl HostGroup {
         })
     }
 
-    /// Bytes from another member, which sends as many.
+    /// Receives bytes from another member, which sends as many.
     ///
     /// # Errors
     /// As [`HostGroup::send`].
@@ -308,7 +310,7 @@ impl HostGroup {
         })
     }
 
-    /// Returns when all members have come to it.
+    /// Returns when all members have reached the barrier.
     ///
     /// # Errors
     /// As [`HostGroup::broadcast`].
@@ -321,7 +323,7 @@ impl HostGroup {
         self.shared.members.own_place()
     }
 
-    /// The place where elements of this type are summed, made at its first use.
+    /// Returns the sum for elements of this type, made at its first use.
     fn sum_of(&mut self, dtype: DType, bytes: usize) -> Result<Sum, TransportError> {
         self.members().check_sum(dtype, bytes as u64)?;
         let at = self.sums.iter().position(|(of, _)| *of == dtype);
@@ -351,8 +353,8 @@ impl HostGroup {
         })
     }
 
-    /// Runs a transfer with another member, piece by piece. One without bytes has a piece too, so that both have seen each
-    /// other before one goes on.
+    /// Runs a transfer with another member, piece by piece. A transfer without bytes has one piece too, so that each
+    /// member has seen the other before one goes on.
     fn transfer(
         &mut self,
         side: Side,
@@ -380,7 +382,7 @@ impl HostGroup {
         })
     }
 
-    /// Runs a call: with a record, and the end of the group if it fails.
+    /// Runs a call: records it, and ends the group if it fails.
     fn call(
         &mut self,
         kind: flight::Kind,
@@ -407,13 +409,13 @@ impl HostGroup {
         })
     }
 
-    /// Whether the next piece has a slot at once.
+    /// Tells whether the next piece has a free slot now.
     fn may_publish(&mut self) -> Result<bool, TransportError> {
         let free = self.counts.may_publish();
         free.map_err(|stop| self.shared.explain(None, stop))
     }
 
-    /// Puts the next piece into its slot.
+    /// Copies the next piece into its slot and publishes it.
     fn publish(&mut self, piece: &[u8]) -> Result<(), TransportError> {
         self.wait(None, Counts::may_publish)?;
         let slot = self.counts.free_slot();
@@ -423,7 +425,7 @@ impl HostGroup {
         Ok(())
     }
 
-    /// Copies out of a member's piece of this step, from this one of its bytes on.
+    /// Copies bytes out of a member's piece of this step, starting at offset `at`.
     fn take(&mut self, member: usize, at: usize, bytes: &mut [u8]) -> Result<(), TransportError> {
         self.wait(None, |counts| counts.has_published(member))?;
         self.shared
@@ -432,7 +434,7 @@ impl HostGroup {
         Ok(())
     }
 
-    /// This member is done with this step.
+    /// Marks that this member is done with this step.
     fn consume(&mut self) {
         self.counts.consume();
         self.shared.ring_others();
@@ -440,8 +442,9 @@ impl HostGroup {
 }
 
 impl HostGroup {
-    /// Waits until it is so, and counts how long that took where it is not so at once. `meets` is the call of this member
-    /// while it waits for others to enter theirs: then members that wait for each other are an error.
+    /// Waits until the condition `is_so` holds, and adds the time that took if it did not hold at once. `meets` is the
+    /// call of this member while it waits for others to enter theirs. Members that wait for each other in such calls
+    /// get an error.
     fn wait(
         &mut self,
         meets: Option<Waiting>,
@@ -460,7 +463,7 @@ impl HostGroup {
                 }
                 Ok(false) => shared.check()?,
                 Err(stop) => {
-                    // A member that has ended the group may have left it since.
+                    // A member that has ended the group may have left it since then.
                     shared.check()?;
                     return Err(shared.explain(meets, stop));
                 }
@@ -482,7 +485,8 @@ impl HostGroup {
     }
 }
 
-/// A call that waits sees by itself that the group has failed, and no member waits for others at the end.
+/// Uses the default `look`: a call that waits sees by itself that the group has failed. No member waits for others at
+/// the end.
 impl GroupEnd for HostGroup {
     fn waited_ns(&self) -> u64 {
         self.waited.as_nanos() as u64

@@ -1,16 +1,16 @@
 //! Sums of elements, the same bits at every member.
 //!
-//! Guarantee: the sum of an element depends on the values alone, taken in the order in which they are given. Integers
-//! wrap. bf16 and f16 are added as f32 and rounded once, to the nearest, ties to even. A sum that is no number is one
-//! and the same NaN: which of two NaNs an addition keeps is the compiler's choice.
+//! Guarantee: the sum of an element depends only on the values, added in the order in which they are given. Integers
+//! wrap. bf16 and f16 are added as f32 and rounded once, to nearest, ties to even. Every sum that is not a number is
+//! the same NaN: which of two NaNs an addition keeps is up to the compiler.
 
 use half::{bf16, f16};
 use pp_contract::DType;
 
-/// Bytes that are summed at a time: a whole number of elements of every type.
+/// Bytes that are summed at a time. This is a whole number of elements of every type.
 pub(super) const BLOCK: usize = 4096;
 
-/// A sum under way, of at most a [`BLOCK`] of elements.
+/// A sum in progress, of at most [`BLOCK`] bytes of elements.
 #[derive(Debug)]
 pub(super) enum Sum {
     I32(Box<[i32; BLOCK / 4]>),
@@ -21,7 +21,7 @@ pub(super) enum Sum {
 }
 
 impl Sum {
-    /// One for elements of this type, which is one that is summed ([`crate::group::Members::check_sum`]).
+    /// Returns a sum for elements of this type, which [`crate::group::Members::check_sum`] has allowed.
     pub(super) fn new(dtype: DType) -> Self {
         match dtype {
             DType::U8 => unreachable!("bytes are not summed"),
@@ -33,7 +33,7 @@ impl Sum {
         }
     }
 
-    /// Begins with these elements.
+    /// Starts the sum with these elements.
     pub(super) fn set(&mut self, bytes: &[u8]) {
         match self {
             Self::I32(sum) => fold(&mut sum[..], bytes, i32::from_le_bytes, |_, new| new),
@@ -44,7 +44,7 @@ impl Sum {
         }
     }
 
-    /// Adds these elements, as many as it began with.
+    /// Adds these elements. There are as many as at the start.
     pub(super) fn add(&mut self, bytes: &[u8]) {
         match self {
             Self::I32(sum) => fold(&mut sum[..], bytes, i32::from_le_bytes, i32::wrapping_add),
@@ -55,7 +55,7 @@ impl Sum {
         }
     }
 
-    /// Writes the sums, as many as it began with.
+    /// Writes the sums. There are as many as at the start.
     pub(super) fn write(&self, bytes: &mut [u8]) {
         match self {
             Self::I32(sum) => put(&sum[..], bytes, i32::to_le_bytes),
@@ -86,7 +86,7 @@ fn put<T: Copy, const N: usize>(sum: &[T], bytes: &mut [u8], value: impl Fn(T) -
     }
 }
 
-/// The one NaN in place of any.
+/// Replaces any NaN by one fixed NaN.
 fn canonical(value: f32) -> f32 {
     if value.is_nan() { NAN } else { value }
 }
