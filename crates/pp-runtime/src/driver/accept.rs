@@ -1,4 +1,4 @@
-//! The sink's acceptances, and what the source does with them.
+//! Sends and receives the sink's acceptances.
 
 use pp_contract::{ChunkIndex, Fault, Message, Stamp};
 use pp_transport::edge::Edges;
@@ -15,8 +15,8 @@ where
     E: Edges,
     S: Source<E::Tx>,
 {
-    /// Keeps what the sink says of a chunk where that may be lost: the source sends such a chunk again. No more than
-    /// `depth` chunks are in flight.
+    /// Keeps the acceptance of a chunk if it may be lost on its way. After a loss the source sends such a chunk again. At
+    /// most `depth` chunks are in flight, so at most `depth` acceptances are kept.
     pub(super) fn remember(&mut self, stage: usize, chunk: ChunkIndex, message: &Message<S::Plan>) {
         if !self.run.options.keeps() || !self.is_source_apart(stage) {
             return;
@@ -28,7 +28,7 @@ where
         run.acceptances.push_back((chunk, message.clone()));
     }
 
-    /// Whether the acceptances of this stage, the sink, go to another rank.
+    /// Tells whether the acceptances of this stage, the sink, go to another rank.
     pub(super) fn is_source_apart(&self, stage: usize) -> bool {
         self.run.outbox.is_edge(stage, ONWARD)
     }
@@ -48,7 +48,7 @@ where
         Ok(())
     }
 
-    /// Takes in that the sink has a chunk.
+    /// Handles an acceptance: the sink has a chunk.
     pub(super) fn accepted(
         &mut self,
         stamp: Stamp,
@@ -71,8 +71,8 @@ where
         self.forget(admitted, (!is_stale).then_some(message.note()))
     }
 
-    /// Stores the record of a chunk that is no longer in flight. `note` is what the sink says of the chunk; `None` if a hard
-    /// cut overtook the chunk.
+    /// Stores the record of a chunk that is no longer in flight. `note` is the sink's note on the chunk; `None` if the chunk
+    /// is stale.
     fn forget(&mut self, mut admitted: Admitted<E, S>, note: Option<&[u8]>) -> Result<(), Fault> {
         let is_stale = note.is_none();
         let chunk = admitted.place.chunk;
@@ -86,7 +86,7 @@ where
         let built_ns = self.of_stage(built_ns)?;
         let record = &mut admitted.record;
         if let Some(built_ns) = built_ns {
-            // What waits in the queue of a device is no work.
+            // The time that a chunk waits in the queue of a device is not work.
             record.build_end_ns = record.build_start_ns.saturating_add(built_ns);
         }
         record.accepted_ns = now_ns();
@@ -96,7 +96,7 @@ where
         self.run.clock.place(&mut record);
         self.run.recorder.push(record);
         if is_stale {
-            // Not poisoned: what still moves is reaped when it is done.
+            // The send is not poisoned: its slot is reclaimed when the transfer is done.
             drop(admitted.sending.take());
             tracing::debug!(
                 chunk_index = chunk.get(),

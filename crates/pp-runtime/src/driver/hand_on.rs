@@ -1,4 +1,4 @@
-//! Chunks on their way from one stage to the next.
+//! Hands chunks from one stage to the next.
 
 use pp_contract::{Fault, FaultKind, Message, Stamp};
 use pp_transport::edge::Edges;
@@ -17,7 +17,7 @@ where
     E: Edges,
     S: Source<E::Tx>,
 {
-    /// Puts a chunk that is here before a stage of this rank.
+    /// Queues a chunk that has arrived at a stage of this rank.
     pub(super) fn arrive(
         &mut self,
         (stage, input): (usize, usize),
@@ -49,8 +49,8 @@ where
         Ok(())
     }
 
-    /// Hands a chunk to the stage behind. Where that fails its payload stays in `slot`, unless it is lost. Where the rank
-    /// behind is gone and needed no more, the chunk goes nowhere.
+    /// Hands a chunk to the next stage. If that fails, the payload stays in `slot`, unless it is lost. If the next rank is
+    /// gone and no longer needed, the chunk is discarded.
     pub(super) fn hand_on(
         &mut self,
         (stage, output): (usize, usize),
@@ -76,7 +76,7 @@ where
                 self.arrive(to, waiting, self.blame)?;
                 Ok(sending)
             }
-            // The stage made more than its slots hold.
+            // The output of the stage is larger than its slots.
             Err(fault) if fault.kind == FaultKind::Usage => {
                 let at = self.run.places[stage].at;
                 let name = &self.run.options.pipeline.stages()[at].name;

@@ -1,4 +1,4 @@
-//! All that comes to the stages of a rank from other ranks.
+//! The inbox of a rank: all edges that bring messages from other ranks to its stages.
 
 use std::collections::VecDeque;
 
@@ -19,28 +19,28 @@ use crate::core::{FixedOrder, LAP, LocalStage, ONWARD, TooMany, Wire};
 use crate::progress::Doing;
 use crate::switch::Switch;
 
-/// An edge from another rank.
+/// Describes an edge from another rank.
 pub(super) struct Incoming<E: Edges> {
     number: usize,
     pub(super) peer: Rank,
-    /// What comes.
+    /// Tells which kind of message comes over the edge.
     pub(super) kind: EdgeKind,
-    /// The stage that it leads to, and the input there. To the source come acceptances, and to a stage that this rank leads
-    /// the reports of the other members.
+    /// Names the stage at the end of the edge, and the input there. The source gets acceptances over such an edge, and a
+    /// stage that this rank leads gets the reports of the other members.
     pub(super) to: (usize, usize),
-    /// The stage that sends over it.
+    /// Names the stage that made the tensors that the messages describe.
     maker: usize,
-    /// The end, and what records it; `None` while the rank at its other end is being replaced.
+    /// Holds this rank's end of the edge, and the log of the edge; `None` while the rank at the other end is being replaced.
     end: Option<(E::In, EdgeLog)>,
     lockstep: Lockstep,
-    /// Nothing more comes.
+    /// Tells whether the sender has said that nothing more comes.
     is_closed: bool,
-    /// Reports of a member that the leader has not looked at, the oldest first.
+    /// Holds the reports of a member that the leader has not used yet, the oldest first.
     pub(super) reports: VecDeque<(Stamp, StageReport)>,
-    /// The size of the slot in which the leader has a payload that this edge tells of.
+    /// Bounds the payload that a message on this edge may announce: the leader's slot has this many bytes.
     slot_bytes: u64,
     laps: u16,
-    /// The chunks of a step, in the order in which they come; none where they rise.
+    /// Lists the chunks of a step in their order of arrival; empty if their numbers rise.
     order: Vec<u64>,
 }
 
@@ -69,25 +69,25 @@ impl<E: Edges> Incoming<E> {
         };
     }
 
-    /// Whether payloads come.
+    /// Tells whether payloads come over this edge.
     pub(super) fn has_payloads(&self) -> bool {
         has_payloads(self.kind)
     }
 }
 
-/// What a frame says, and its stamp.
+/// Gives the result of judging a frame, with the stamp of the frame.
 pub(super) enum Heard<E: Edges, P: Plan> {
-    /// Nothing to act on now.
+    /// The frame asks for no action now.
     Nothing,
-    /// A chunk is there, or on its way, for a stage.
+    /// A chunk has arrived for a stage. Its payload is here or still on its way.
     Chunk(Stamp, Message<P>, Payload<E::Receiving>),
     /// The sink has a chunk.
     Accepted(Stamp, Message<P>),
-    /// Nothing more comes.
+    /// Nothing more comes over this edge.
     Closed(Stamp),
 }
 
-/// What a rank must know to judge a frame.
+/// Gathers the facts that a rank needs to judge a frame.
 pub(super) struct Judge<'a> {
     pub(super) options: &'a RankOptions,
     pub(super) places: &'a [LocalStage],
@@ -95,18 +95,18 @@ pub(super) struct Judge<'a> {
     pub(super) blame: Blame,
 }
 
-/// All edges from other ranks, in any order.
+/// Holds all edges from other ranks. Their order has no meaning.
 pub(super) struct Inbox<E: Edges> {
     inputs: Vec<Incoming<E>>,
-    /// The frame that was copied last.
+    /// Holds the frame that was copied last.
     frame: Vec<u8>,
-    /// The input of a frame that is taken in later, and the frame.
+    /// Names the input of the frame in `held_frame`, which is taken in later.
     held: Option<usize>,
     held_frame: Vec<u8>,
 }
 
 impl<E: Edges> Inbox<E> {
-    /// The inputs of these stages. No edge has an end yet.
+    /// Makes the inputs of these stages. No edge has an end yet.
     pub(super) fn new(pipeline: &Pipeline, stages: &[LocalStage], steps: u16) -> Self {
         let edges: Vec<_> = pipeline.edges().collect();
         let mut inputs = Vec::new();
@@ -122,11 +122,11 @@ impl<E: Edges> Inbox<E> {
                     continue;
                 };
                 let maker = match edges[number].kind {
-                    // The leader sends what the stage before has made.
+                    // The leader sends the output of the previous stage.
                     EdgeKind::Follow => stage.at - 1,
                     _ => edges[number].from,
                 };
-                // Within a ring a chunk comes once a lap.
+                // A chunk crosses an edge inside a ring once per lap.
                 let ring = pipeline.ring_at(maker);
                 let ring = ring.filter(|ring| (ring.first..=ring.last).contains(&stage.at));
                 let laps = ring.map_or(1, |_| pipeline.laps(maker, steps));
@@ -142,7 +142,7 @@ impl<E: Edges> Inbox<E> {
         }
     }
 
-    /// Makes the chunks come in this order.
+    /// Sets the order in which the chunks come.
     pub(super) fn expect(&mut self, order: &FixedOrder, stages: &[LocalStage]) {
         for input in &mut self.inputs {
             input.order = order.arrivals_at(stages[input.to.0].at);
@@ -150,13 +150,13 @@ impl<E: Edges> Inbox<E> {
         }
     }
 
-    /// All edges from other ranks.
+    /// Returns all edges from other ranks.
     pub(super) fn inputs(&self) -> &[Incoming<E>] {
         &self.inputs
     }
 
-    /// Refuses messages that tell a member of a group of a payload above so many bytes. The stage is named by its place
-    /// among those of the rank.
+    /// Sets the largest payload that the leader may announce to a member of its group; a message that announces more is
+    /// refused. `stage` is the place of the stage among those of the rank.
     pub(super) fn leader_holds(&mut self, stage: usize, slot_bytes: u64) {
         for input in &mut self.inputs {
             if input.kind == EdgeKind::Follow && input.to.0 == stage {
@@ -165,7 +165,7 @@ impl<E: Edges> Inbox<E> {
         }
     }
 
-    /// Copies the next frame of an input; false when there is none.
+    /// Copies the next frame of an input. Returns false if there is none.
     pub(super) fn poll(&mut self, input: usize, blame: Blame) -> Result<bool, Fault> {
         let Some((end, _)) = &mut self.inputs[input].end else {
             return Ok(false);
@@ -174,24 +174,25 @@ impl<E: Edges> Inbox<E> {
         polled.map_err(|e| blame.transport("receive header", e))
     }
 
-    /// Puts the frame that was copied last aside. Another may be copied and taken in before [`Inbox::swap`] brings it back.
+    /// Sets aside the frame that was copied last, or brings it back. Between two calls another frame may be copied and taken
+    /// in.
     pub(super) fn swap(&mut self) {
         std::mem::swap(&mut self.frame, &mut self.held_frame);
     }
 
-    /// Keeps the frame that was put aside, of this input, for later.
+    /// Keeps the frame that was set aside for later, and notes its input.
     pub(super) fn hold(&mut self, input: usize) {
         self.held = Some(input);
     }
 
-    /// Brings the frame back that is kept; gives its input.
+    /// Brings back the frame that was kept, and returns its input.
     pub(super) fn take_held(&mut self) -> Option<usize> {
         let input = self.held.take()?;
         self.swap();
         Some(input)
     }
 
-    /// Judges the frame that was copied last, from this input, and posts the receive of its payload.
+    /// Judges the frame that was copied last from this input, and posts the receive for its payload.
     pub(super) fn take_in<P: Plan>(
         &mut self,
         input: usize,
@@ -216,7 +217,7 @@ impl<E: Edges> Inbox<E> {
             Wanted::Noop => return Ok(Heard::Nothing),
         }
         let (pipeline, at) = (&options.pipeline, judge.places[port.to.0].at);
-        // Judged before the receive is posted: nothing is received for a bad message.
+        // The message is judged before the receive is posted, so no payload is received for a bad message.
         let message = match port.kind {
             EdgeKind::Follow => matched.followed(pipeline, at, port.slot_bytes),
             EdgeKind::Report => matched.reported(pipeline, at, port.peer),
@@ -235,7 +236,7 @@ impl<E: Edges> Inbox<E> {
                 return Ok(Heard::Nothing);
             }
             EdgeKind::Accept => return Ok(Heard::Accepted(stamp, message)),
-            // It stays with the leader.
+            // The payload stays with the leader.
             EdgeKind::Follow => Payload::None,
             EdgeKind::Onward | EdgeKind::Lap => {
                 judge.switch.progress().at(Doing::Receive);
@@ -246,13 +247,13 @@ impl<E: Edges> Inbox<E> {
         Ok(Heard::Chunk(stamp, message, payload))
     }
 
-    /// Whether each other member of the group of this stage has reported on the chunk that is concluded next.
+    /// Tells whether every other member of this stage's group has reported on the chunk that is concluded next.
     pub(super) fn have_reported(&self, stage: usize) -> bool {
         let mut inputs = self.inputs.iter();
         inputs.all(|input| !is_report(input, stage) || !input.reports.is_empty())
     }
 
-    /// Adds the reports of the other members of a group behind that of its leader.
+    /// Appends the reports of the other members of a group to the report of its leader.
     pub(super) fn take_reports<P: Plan>(
         &mut self,
         stage: usize,
@@ -277,13 +278,13 @@ impl<E: Edges> Inbox<E> {
         Ok(message)
     }
 
-    /// Whether more can come from this rank.
+    /// Tells whether more messages can come from this rank.
     pub(super) fn is_open_from(&self, peer: Rank) -> bool {
         let mut inputs = self.inputs.iter();
         inputs.any(|input| input.peer == peer && !input.is_closed)
     }
 
-    /// Puts in the end of an edge, new from its beginning. `log` records what is heard from a rank.
+    /// Attaches the end of a new edge. `log` makes the log of the messages from a rank.
     ///
     /// # Panics
     /// If this rank has no such end.
@@ -297,14 +298,14 @@ impl<E: Edges> Inbox<E> {
         input.reports.clear();
     }
 
-    /// Takes out the ends of all edges, and forgets the frame that was kept.
+    /// Takes out the ends of all edges, and discards the frame that was kept.
     pub(super) fn detach(&mut self) -> impl Iterator<Item = End<E>> {
         self.held = None;
         let inputs = self.inputs.iter_mut();
         inputs.filter_map(|input| input.end.take().map(|(end, _)| End::In(end)))
     }
 
-    /// Tells all edges that no other rank takes part in their end.
+    /// Tells every edge that its peer takes no part in ending the edge.
     pub(super) fn peers_are_gone(&mut self) {
         let ends = self
             .inputs
@@ -314,7 +315,7 @@ impl<E: Edges> Inbox<E> {
     }
 }
 
-/// Whether a member of the group that this rank leads in this stage reports by this input.
+/// Tells whether this input brings the reports of a member of the group that this rank leads in this stage.
 fn is_report<E: Edges>(input: &Incoming<E>, stage: usize) -> bool {
     input.kind == EdgeKind::Report && input.to.0 == stage
 }

@@ -1,4 +1,4 @@
-//! What comes to a rank is taken in.
+//! Takes in the messages that come to a rank.
 
 use std::time::Instant;
 
@@ -20,8 +20,8 @@ where
     S: Source<E::Tx>,
 {
     /// Handles all messages that have arrived, those of leaders first. On a device that runs operations in order, a receive
-    /// that is posted before a collective can deadlock with a rank whose send follows that collective. So it looks for
-    /// words of the leader again behind each message: the leader may have sent them before that message.
+    /// that is posted before a collective can deadlock with a rank whose send follows that collective. A leader may have
+    /// sent its message before the one that was just copied, so the leader's edge is checked again after each copy.
     pub(super) fn listen(&mut self) -> Result<(), Fault> {
         self.hear_all(|input| !input.has_payloads())?;
         if !self.run.core.is_told()
@@ -51,7 +51,7 @@ where
         self.run.outbox.lease(self.blame)
     }
 
-    /// Takes in what came by these inputs.
+    /// Takes in all messages of the selected inputs.
     fn hear_all(&mut self, these: impl Fn(&Incoming<E>) -> bool) -> Result<(), Fault> {
         for input in 0..self.run.inbox.inputs().len() {
             while these(&self.run.inbox.inputs()[input]) && self.poll(input)? {
@@ -61,7 +61,7 @@ where
         Ok(())
     }
 
-    /// Copies the next frame of an input; false when there is none.
+    /// Copies the next frame of an input. Returns false if there is none.
     fn poll(&mut self, input: usize) -> Result<bool, Fault> {
         let inbox = &mut self.run.inbox;
         let blame = self.blame.on(inbox.inputs()[input].peer);
@@ -82,7 +82,7 @@ where
         match run.inbox.take_in(input, &judge)? {
             Heard::Nothing => Ok(()),
             Heard::Accepted(stamp, message) => {
-                // Another rank was lost, and the source has begun anew.
+                // A new attempt means that another rank was lost and the source has started again.
                 run.core.handle_attempt(stamp.attempt);
                 self.accepted(stamp, &message, blame)
             }

@@ -1,4 +1,4 @@
-//! All that leaves the stages of a rank: over edges to other ranks, and into slots that stay here.
+//! The outbox of a rank: everything that leaves its stages, over edges to other ranks and into slots of this rank.
 
 use std::time::Instant;
 
@@ -19,14 +19,14 @@ use crate::core::{LAP, LocalStage, ONWARD, Sends, Wire};
 use crate::switch::Switch;
 use crate::times::FULL_LANE_RETRY;
 
-/// What became of a payload that was handed on: its send, where it was one.
+/// Holds the send of a payload that was handed on; `None` if the message had no payload.
 pub(super) type Left<E> = Option<InFlight<<E as Edges>::Sending>>;
 
-/// Where a chunk went.
+/// Tells where a chunk went.
 pub(super) enum Handed<E: Edges> {
-    /// To another rank.
+    /// The chunk went to another rank.
     Away(Left<E>),
-    /// To an input of a stage of this rank.
+    /// The chunk went to an input of a stage of this rank.
     Here {
         to: (usize, usize),
         payload: Payload<E::Receiving>,
@@ -34,35 +34,35 @@ pub(super) enum Handed<E: Edges> {
     },
 }
 
-/// Where the chunks of a stage go by one of its outputs.
+/// Describes where one output of a stage leads.
 enum Output<E: Edges> {
-    /// There is none.
+    /// The stage has no such output.
     None,
-    /// To the source, which stands on this rank: an acceptance.
+    /// The output leads to the source on this rank, and carries acceptances.
     Source,
-    /// To another stage of this rank.
+    /// The output leads to another stage of this rank.
     Local {
         edge: E::Local,
-        /// The stage, and its input.
+        /// Names the stage that receives, and its input.
         to: (usize, usize),
-        /// A slot leased ahead: having it is the credit.
+        /// Holds a slot that was leased ahead. A leased slot is a credit.
         spare: Option<E::Tx>,
     },
-    /// To another rank.
+    /// The output leads to another rank.
     Edge(Outgoing<E>),
 }
 
-/// An edge to another rank.
+/// Describes an edge to another rank.
 struct Outgoing<E: Edges> {
     number: usize,
     peer: Rank,
-    /// With what records it; `None` while the rank at its other end is being replaced.
+    /// Holds this rank's end of the edge, and the log of the edge; `None` while the rank at the other end is being replaced.
     end: Option<(E::Out, EdgeLog)>,
-    /// A slot leased ahead: having it is the credit.
+    /// Holds a slot that was leased ahead. A leased slot is a credit.
     spare: Option<E::Tx>,
-    /// Whether payloads go over it.
+    /// Tells whether payloads go over the edge.
     has_payloads: bool,
-    /// Sends under way.
+    /// Holds the sends that are under way.
     sends: Sends<InFlight<E::Sending>>,
 }
 
@@ -82,13 +82,13 @@ impl<E: Edges> Outgoing<E> {
         }
     }
 
-    /// Gives up all sends.
+    /// Aborts all sends, which poisons their payloads.
     fn poison(&mut self) {
         self.sends.drain().for_each(|send| drop(send.abort()));
     }
 
-    /// Sends one message, waiting while the lane is full. Where that fails the payload stays in
-    /// `payload`, unless the edge lost it. `what` is logged once the header has left.
+    /// Sends one message, and waits while the lane is full. If that fails, the payload stays in `payload`, unless the edge
+    /// has lost it. `what` is logged once the header has left.
     fn send(
         &mut self,
         (switch, blame): (&Switch, Blame),
@@ -128,8 +128,7 @@ impl<E: Edges> Outgoing<E> {
             if switch.has_left(self.peer) {
                 return Err(blame.left_early());
             }
-            // Room in the ring has no bell of its own; a peer that is behind rings for the credits it
-            // gives back on its way.
+            // Free room in the ring rings no bell. A peer that is behind rings when it returns credits.
             switch
                 .bell()
                 .listen()
@@ -139,7 +138,7 @@ impl<E: Edges> Outgoing<E> {
 }
 
 impl<E: Edges> Output<E> {
-    /// Leases a slot ahead, if one is free and none is leased.
+    /// Leases a slot ahead if a slot is free and none is leased.
     fn lease(&mut self, blame: Blame) -> Result<(), Fault> {
         let failed = |e: TransportError| blame.transport("lease a slot", e);
         match self {
@@ -176,7 +175,7 @@ impl<E: Edges> Output<E> {
         }
     }
 
-    /// Whether a chunk can go this way now.
+    /// Tells whether a chunk can leave by this output now.
     fn is_free(&self) -> bool {
         match self {
             Self::None => false,
@@ -186,7 +185,7 @@ impl<E: Edges> Output<E> {
         }
     }
 
-    /// The slot that was leased ahead, if there is one.
+    /// Returns the place of the slot that is leased ahead; `None` for an output without slots.
     fn spare(&mut self) -> Option<&mut Option<E::Tx>> {
         match self {
             Self::Local { spare, .. } => Some(spare),
@@ -196,7 +195,7 @@ impl<E: Edges> Output<E> {
     }
 }
 
-/// All outputs of a rank: by stage, and to the other members of the group that this rank leads.
+/// Holds all outputs of a rank: those of each stage, and the edges to the other members of the groups that this rank leads.
 pub(super) struct Outbox<E: Edges> {
     outputs: Vec<[Output<E>; 2]>,
     followers: Vec<Vec<Outgoing<E>>>,
@@ -204,8 +203,8 @@ pub(super) struct Outbox<E: Edges> {
 }
 
 impl<E: Edges> Outbox<E> {
-    /// The outputs of these stages. No edge to another rank has an end yet. `local` makes the slots between two stages of
-    /// this rank, which are named by their places in the pipeline.
+    /// Makes the outputs of these stages. No edge to another rank has an end yet. `local` makes the slots between two stages
+    /// of this rank; its arguments are the places of the two stages in the pipeline.
     pub(super) fn new(
         pipeline: &Pipeline,
         stages: &[LocalStage],
@@ -244,18 +243,18 @@ impl<E: Edges> Outbox<E> {
         })
     }
 
-    /// Leases a slot ahead for each output that has none, if one is free.
+    /// Leases a slot ahead for each output that has none, if a slot is free.
     pub(super) fn lease(&mut self, blame: Blame) -> Result<(), Fault> {
         let mut outputs = self.outputs.iter_mut().flatten();
         outputs.try_for_each(|output| output.lease(blame))
     }
 
-    /// Whether a chunk of this stage can go by this output now.
+    /// Tells whether a chunk of this stage can leave by this output now.
     pub(super) fn is_free(&self, stage: usize, output: usize) -> bool {
         self.outputs[stage][output].is_free()
     }
 
-    /// Whether what leaves by this output goes to another rank.
+    /// Tells whether this output leads to another rank.
     pub(super) fn is_edge(&self, stage: usize, output: usize) -> bool {
         matches!(self.outputs[stage][output], Output::Edge(_))
     }
@@ -265,8 +264,8 @@ impl<E: Edges> Outbox<E> {
         self.outputs[stage][output].spare()?.take()
     }
 
-    /// Hands a chunk to the stage behind. Where that fails its payload stays in `slot`, unless it is lost. Of a chunk without
-    /// a payload the slot is leased ahead again.
+    /// Hands a chunk to the next stage. If that fails, the payload stays in `slot`, unless it is lost. A chunk without a
+    /// payload needs no slot, so its slot becomes the one that is leased ahead.
     pub(super) fn hand_on<P: Plan>(
         &mut self,
         (switch, blame): (&Switch, Blame),
@@ -316,14 +315,14 @@ impl<E: Edges> Outbox<E> {
         }
     }
 
-    /// Leaves a send to its edge, which takes its slot back once it is done.
+    /// Leaves a send to its edge, which reclaims the slot once the send is done.
     pub(super) fn leave(&mut self, stage: usize, output: usize, left: Left<E>) {
         if let (Some(sending), Output::Edge(out)) = (left, &mut self.outputs[stage][output]) {
             out.sends.push(sending);
         }
     }
 
-    /// Tells the other members of the group that this rank leads in this stage that it begins with a chunk.
+    /// Tells the other members of the group that this rank begins with a chunk. This rank leads the group in this stage.
     pub(super) fn tell_followers<P: Plan>(
         &mut self,
         by: (&Switch, Blame),
@@ -340,7 +339,7 @@ impl<E: Edges> Outbox<E> {
         })
     }
 
-    /// Says over all edges of a stage, and to the other members of its group, that nothing more comes.
+    /// Sends SHUTDOWN over all edges of a stage, and to the other members of its group.
     pub(super) fn say_shutdown(
         &mut self,
         by: (&Switch, Blame),
@@ -364,17 +363,17 @@ impl<E: Edges> Outbox<E> {
         })
     }
 
-    /// Whether a send is under way.
+    /// Tells whether a send is under way.
     pub(super) fn is_sending(&self) -> bool {
         self.outgoing().any(|out| !out.sends.is_empty())
     }
 
-    /// The ranks to which edges lead.
+    /// Returns the ranks to which edges lead.
     pub(super) fn peers(&self) -> impl Iterator<Item = Rank> {
         self.outgoing().map(|out| out.peer)
     }
 
-    /// Puts in the end of an edge, new from its beginning. `log` records what is sent to a rank.
+    /// Attaches the end of a new edge. `log` makes the log of the messages to a rank.
     ///
     /// # Panics
     /// If this rank has no such end.
@@ -384,7 +383,7 @@ impl<E: Edges> Outbox<E> {
         out.end = Some((end, log(out.peer)));
     }
 
-    /// Takes out the ends of all edges, and poisons what was sent.
+    /// Takes out the ends of all edges, and poisons all sends.
     pub(super) fn detach(&mut self) -> Vec<End<E>> {
         let take = |out: &mut Outgoing<E>| {
             out.spare = None;
@@ -394,12 +393,12 @@ impl<E: Edges> Outbox<E> {
         self.outgoing_mut().filter_map(take).collect()
     }
 
-    /// Poisons what was sent.
+    /// Poisons all sends.
     pub(super) fn abandon(&mut self) {
         self.outgoing_mut().for_each(Outgoing::poison);
     }
 
-    /// Tells all edges that no other rank takes part in their end.
+    /// Tells every edge that its peer takes no part in ending the edge.
     pub(super) fn peers_are_gone(&mut self) {
         let ends = self.outgoing_mut().filter_map(|out| out.end.as_mut());
         ends.for_each(|(end, _)| end.peer_is_gone());
