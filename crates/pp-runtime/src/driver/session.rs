@@ -1,4 +1,5 @@
-//! A session: the run of a rank over one set of edges, until a rank is lost. Here stands what all parts of it share.
+//! A session: the run of a rank over one set of edges, until a rank is lost. This file holds the state and the functions
+//! that all parts of a session share.
 
 use std::time::Instant;
 
@@ -12,12 +13,12 @@ use crate::stage::{Source, StageError};
 use crate::switch::Switch;
 use crate::times;
 
-/// A run until a rank is lost.
+/// Holds the state of a run until a rank is lost.
 pub(super) struct Session<'a, 's, E: Edges, S: Source<E::Tx>> {
     pub(super) run: &'a mut RankRun<'s, E, S>,
     pub(super) switch: &'a Switch,
     pub(super) blame: Blame,
-    /// The stamp of the SHUTDOWN, and when it was sent or came.
+    /// Holds the stamp of the SHUTDOWN, and the time when it was sent or received.
     pub(super) goodbye: Option<(Stamp, Instant)>,
 }
 
@@ -26,13 +27,13 @@ where
     E: Edges,
     S: Source<E::Tx>,
 {
-    /// The place of a stage among those behind the source.
+    /// Returns the index of a stage among the stages behind the source.
     pub(super) fn work_of(&self, stage: usize) -> usize {
         stage - usize::from(self.run.stages.source.is_some())
     }
 
-    /// What a stage says of its work. A collective fails where a member is lost or has failed, and is no fault of this
-    /// rank then.
+    /// Turns the error of a stage's work into a fault. A collective also fails if a member is lost or has failed. In that
+    /// case the fault of the lost member is returned, and this rank is not blamed.
     pub(super) fn of_work<T>(
         &mut self,
         stage: usize,
@@ -54,18 +55,18 @@ where
         self.of_stage(said)
     }
 
-    /// What a stage says, as a fault of this rank.
+    /// Turns the error of a stage into a fault of this rank, and raises it.
     pub(super) fn of_stage<T>(&mut self, said: Result<T, StageError>) -> Result<T, Fault> {
         said.map_err(|error| {
             self.run.core.handle_end(EndEvent::Break);
             let fault = error.into_fault(self.blame.rank);
-            // First, so that its own words are those that the others hear.
+            // Raise the fault here, so that the other ranks hear the words of the stage.
             self.switch.raise(fault.clone());
             fault
         })
     }
 
-    /// Goes on without other ranks where the loss of one is why this failed, and none is needed any more.
+    /// Goes on without other ranks if this error comes from a lost rank and no other rank is needed any more.
     pub(super) fn unless_served(&mut self, done: Result<(), Fault>) -> Result<(), Fault> {
         match done {
             Err(fault) if self.switch.is_served() && fault.kind.is_worth_a_restart() => {
@@ -77,7 +78,7 @@ where
         }
     }
 
-    /// Goes on without other ranks: no edge is asked for anything.
+    /// Goes on without other ranks. From now on no edge is used.
     pub(super) fn go_alone(&mut self) {
         self.run.core.handle_end(EndEvent::Serve);
         self.run.core.handle_end(EndEvent::Leave);

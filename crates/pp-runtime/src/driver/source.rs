@@ -1,4 +1,5 @@
-//! What the source does: it is asked for chunks, builds them, and sends those again that were lost with a rank.
+//! The work of the source: the driver asks it for chunks, lets it build them, and sends again the chunks that were lost with
+//! a rank.
 
 use pp_contract::{Fault, FaultKind, Message, Stamp, with_source};
 use pp_transport::edge::Edges;
@@ -25,7 +26,8 @@ where
         self.switch.progress().at(Doing::Source);
         let mut built = Ok(true);
         if !self.run.options.capabilities.completions_ring {
-            // A device works on one chunk after the other. The sooner it is seen done, the better the times.
+            // A device works on one chunk after the other. The sooner the driver sees a chunk done, the more exact are the
+            // times.
             for admitted in self.run.core.all_admitted() {
                 built = admitted
                     .carry
@@ -93,7 +95,7 @@ where
         self.run.count_call();
         let (sending, sent) = match sent {
             Ok(sending) => (sending, Ok(())),
-            // It was built, and is sent once another process is there: a source builds a chunk only once.
+            // The chunk stays, and is sent when a new process is there: a source builds each chunk only once.
             Err(fault) => {
                 if slot.is_none() && bytes > 0 {
                     self.run.core.handle_end(EndEvent::Break);
@@ -138,8 +140,7 @@ where
         Ok(())
     }
 
-    /// Sends a chunk again that was lost with a rank, under the numbers it had; without its payload if a hard cut
-    /// overtook it.
+    /// Sends a chunk again that was lost with a rank, under its old numbers. A stale chunk is sent without its payload.
     pub(super) fn send_again(&mut self, rebuilds: bool) -> Result<(), Fault> {
         let mut slot = self
             .run
@@ -162,7 +163,7 @@ where
         };
         let source = run.stages.source.as_mut().expect("rank 0 has the source");
         let composed = match is_stale {
-            // Only the sink can say whether it has the chunk.
+            // Only the sink knows whether it already has this stale chunk.
             true => None,
             false if rebuilds => Some(source.rebuild(place, &lost.message, &kept, &mut slot)),
             false => Some(send_as_it_was(&lost.message, &kept, &mut slot)),
@@ -184,13 +185,14 @@ where
         admitted.record.sent_ns = now_ns();
         admitted.record.source_bytes = bytes;
         admitted.message = message;
-        // What it was copied from goes back to its pool when the copy is done.
+        // The previous payload returns to its pool when the copy from it is done.
         admitted.sending = sending;
         self.run.note_sent(place.chunk, true);
         Ok(())
     }
 
-    /// A payload of the source stays in its slot where it may be sent again. Otherwise its slot comes back by itself.
+    /// Returns the send of a source's payload if the payload may be sent again: it then stays in its slot. Otherwise leaves
+    /// the send to its edge, which reclaims the slot.
     fn keep_or_leave(&mut self, sending: Left<E>) -> Left<E> {
         if self.run.options.keeps() {
             return sending;
@@ -199,7 +201,7 @@ where
         None
     }
 
-    /// The stamp of a chunk in the attempt that goes on.
+    /// Returns the stamp with the number of the current attempt.
     fn stamp(&self, stamp: Stamp) -> Stamp {
         Stamp {
             attempt: self.run.core.attempt(),

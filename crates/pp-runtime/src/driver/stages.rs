@@ -1,4 +1,4 @@
-//! The work of the stages behind the source: begun, looked after while a device does it, and concluded.
+//! The work of the stages behind the source: the driver begins it, polls it while a device works, and concludes it.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::clock::now_ns;
 use crate::core::{ONWARD, Ticket};
 use crate::stage::{Chunk, Done, Place, Source, StageError, Taken};
 
-/// What a stage has begun, and the payload that it reads.
+/// Holds work that a stage has begun, and the payload that it reads.
 type Begun<E, S> = (Ticket, Working<E, S>, Option<<E as Edges>::Rx>);
 
 impl<E, S> Session<'_, '_, E, S>
@@ -22,13 +22,13 @@ where
     /// Works on the next chunk of an input.
     pub(super) fn work(&mut self, stage: usize, input: usize) -> Result<(), Fault> {
         let (ticket, work, payload) = self.begin(stage, input)?;
-        // The credit goes back before the result leaves: the stage before can fill the slot meanwhile.
+        // Return the credit before the result leaves, so that the previous stage can fill the slot meanwhile.
         drop(payload);
         self.settle(stage, ticket, work)
     }
 
-    /// Two stages work on a chunk each. Credits go back and results leave when both are done; where a device works, each
-    /// result leaves when it is done.
+    /// Lets two stages work on a chunk each. Without a device, credits return and results leave when both stages are done.
+    /// With a device, each result leaves when its own work is done.
     pub(super) fn work_overlapped(&mut self, stages: [usize; 2]) -> Result<(), Fault> {
         let [first, second] = stages;
         let first_begun = self.begin(first, ONWARD)?;
@@ -40,19 +40,19 @@ where
         Ok(())
     }
 
-    /// A stage does what it has put off of a chunk.
+    /// Lets a stage do the part of a chunk's work that it has put off.
     pub(super) fn do_later(&mut self, stage: usize, chunk: ChunkIndex) -> Result<(), Fault> {
         self.switch.progress().works(stage);
         let own = self.work_of(stage);
         let done = self.run.stages.work[own].work().later(chunk);
         self.of_stage(done)?;
-        // It is no idle time of the stage.
+        // The time of this work does not count as idle time of the stage.
         self.run.last_end_ns[stage] = now_ns();
         self.run.core.handle_later();
         Ok(())
     }
 
-    /// Lets a stage work on the next chunk of an input. Gives what it read, too.
+    /// Lets a stage work on the next chunk of an input. Also returns the payload that the stage reads.
     fn begin(&mut self, stage: usize, input: usize) -> Result<Begun<E, S>, Fault> {
         let (ticket, mut waiting, starts_epoch) = self.run.core.begin(stage, input);
         let payload = waiting.payload.take();
@@ -95,7 +95,8 @@ where
         Ok((ticket, work, payload))
     }
 
-    /// Hands a chunk on that a stage is done with. What a device works on, or other members, is asked for later.
+    /// Hands on a chunk if its stage is done with it. If a device or other members still work on it, the driver asks again
+    /// later.
     fn settle(&mut self, stage: usize, ticket: Ticket, work: Working<E, S>) -> Result<(), Fault> {
         if work.done.is_some() && self.run.places[stage].followers() == 0 {
             return self.conclude(stage, ticket, work);
@@ -104,7 +105,7 @@ where
         Ok(())
     }
 
-    /// Takes in the work that devices have done; whether there was some.
+    /// Concludes the work that devices have done. Returns whether there was any.
     pub(super) fn finish_work(&mut self) -> Result<bool, Fault> {
         let mut any = false;
         for stage in 0..self.run.places.len() {
@@ -118,10 +119,10 @@ where
                     let looked = group.look().map_err(StageError::from);
                     self.of_work(stage, looked)?;
                 }
-                // What an abort cut short looks done, and the fault is there before the abort.
+                // Work that an abort cut short looks done, but the fault is set before the abort.
                 let is_cut_short =
                     self.run.groups[stage].is_some() && self.switch.fault().is_some();
-                // Of an older attempt no reports come.
+                // No reports come for a chunk of an older attempt.
                 let is_awaited = self.run.core.is_current(&ticket);
                 if work.done.is_none()
                     || is_cut_short
@@ -137,7 +138,7 @@ where
         Ok(any)
     }
 
-    /// Hands a chunk on that a stage is done with, and the other members of its group too. At the sink, accepts it.
+    /// Hands on a chunk after its stage and the other members of its group are done. At the sink, accepts it.
     fn conclude(
         &mut self,
         stage: usize,
@@ -155,13 +156,13 @@ where
             let message = self.of_stage(message.map_err(StageError::from))?;
             self.remember(stage, ticket.chunk, &message);
             if !is_current && self.is_source_apart(stage) {
-                // Chunks before it are accepted anew. So is this one, when it comes again.
+                // The source sends the chunks before this one again, and this one too. It is accepted when it comes again.
                 return Ok(());
             }
             return self.accept(stage, work.stamp, message);
         }
         if !is_current {
-            // Its slot may be one of an edge that is gone: it goes back where it came from.
+            // The slot may belong to an edge that is gone, so it is dropped, which returns it to its edge.
             return Ok(());
         }
         if self.run.places[stage].follows() {
@@ -182,7 +183,7 @@ where
         Ok(())
     }
 
-    /// Reports on the work of a stage on a chunk, and checks that it kept to the plan.
+    /// Makes the report of a stage on a chunk, and checks that the stage kept to the plan.
     fn report(
         &mut self,
         stage: usize,
@@ -229,7 +230,7 @@ where
         Ok(said)
     }
 
-    /// Hands a chunk on that a hard cut overtook: without tensors. From the sink its acceptance goes.
+    /// Hands on a stale chunk without tensors. At the sink, accepts it.
     pub(super) fn pass_on(&mut self, stage: usize, input: usize) -> Result<(), Fault> {
         let (ticket, waiting, _) = self.run.core.begin(stage, input);
         let message = waiting.message.overtaken();
@@ -258,12 +259,12 @@ where
         drop(waiting.payload);
         let mut known = self.run.acceptances.iter();
         let said = known.find(|(chunk, _)| *chunk == ticket.chunk);
-        // A source on this rank has heard it the first time.
+        // If the source stands on this rank, it has heard the first acceptance.
         let message = said.map_or(waiting.message, |(_, message)| message.clone());
         self.accept(stage, waiting.stamp, message)
     }
 
-    /// Says over all outputs of a stage that nothing more comes, and to the other members of its group.
+    /// Finishes a stage, and sends SHUTDOWN over all its outputs and to the other members of its group.
     pub(super) fn close(&mut self, stage: usize) -> Result<(), Fault> {
         let run = &mut *self.run;
         let is_source = run.places[stage].is_source();
@@ -274,13 +275,13 @@ where
             self.goodbye = Some((Stamp { attempt, ..last }, Instant::now()));
             run.count_call();
         } else {
-            // First, so that the source hears of it only if it went well.
+            // Finish first, so that the source hears of the end only if it went well.
             self.switch.progress().works(stage);
             let own = self.work_of(stage);
             let finished = self.run.stages.work[own].finish();
             self.of_stage(finished)?;
         }
-        // No edge of a rank that is alone is asked for anything.
+        // A rank that is alone uses no edge.
         if let (Some((stamp, _)), false) = (self.goodbye, self.is_alone()) {
             let by = (self.switch, self.blame);
             self.run.outbox.say_shutdown(by, stage, stamp)?;

@@ -1,4 +1,4 @@
-//! The stages of a rank, as the driver holds them: of any types, in one list.
+//! The stages of a rank, as the driver holds them: in one list, whatever their types.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -12,14 +12,14 @@ use crate::stage::{
     Taken, puts_nothing_off,
 };
 
-/// A stage behind the source, whatever it keeps of a chunk.
+/// Runs a stage behind the source. The trait hides the type of what the stage keeps of a chunk.
 pub(super) trait Work<Tx, Rx, G, P: Plan> {
-    /// Whether it would take a chunk now.
+    /// Tells whether the stage would take a chunk now.
     fn is_ready(&mut self) -> StageResult<bool> {
         Ok(true)
     }
 
-    /// Works on a chunk; `None` while a device does.
+    /// Works on a chunk. Returns `None` if a device still works on it.
     fn run(
         &mut self,
         chunk: Chunk<'_, P>,
@@ -28,33 +28,34 @@ pub(super) trait Work<Tx, Rx, G, P: Plan> {
         group: Option<&mut G>,
     ) -> StageResult<Option<Done>>;
 
-    /// How far the oldest work is that is under way.
+    /// Returns the result of the oldest work that is under way; `None` if a device still works on it, or if there is no
+    /// work.
     fn poll(&mut self) -> StageResult<Option<Done>>;
 
-    /// Does what it has put off of a chunk.
+    /// Does the part of a chunk's work that the stage has put off.
     fn later(&mut self, chunk: ChunkIndex) -> StageResult<()> {
         Err(puts_nothing_off(chunk))
     }
 
-    /// Nothing more comes.
+    /// Finishes the stage: nothing more comes.
     fn finish(&mut self) -> StageResult<()>;
 
-    /// Chunks that wait in the sink's queue.
+    /// Returns the number of chunks that wait in the sink's queue.
     fn queued(&self) -> u32 {
         0
     }
 }
 
-/// A stage, and what it keeps of the chunks that a device works on, the oldest first.
+/// Holds a stage, and its data for each chunk that a device works on, the oldest first.
 struct Middle<S, K>(S, VecDeque<K>);
 
-/// A member of a group, as [`Middle`].
+/// Holds a member of a group in the same way as [`Middle`].
 struct Together<S, K>(S, VecDeque<K>);
 
-/// The sink, as [`Middle`].
+/// Holds the sink in the same way as [`Middle`].
 struct Last<S, K>(S, VecDeque<K>);
 
-/// Work that has begun: done, or kept behind what began before.
+/// Returns the result of work that is done, or appends work that is under way to `kept`.
 fn begun<K>(progress: Progress<Done, K>, kept: &mut VecDeque<K>) -> Option<Done> {
     match progress {
         Progress::Done(done) => Some(done),
@@ -65,7 +66,7 @@ fn begun<K>(progress: Progress<Done, K>, kept: &mut VecDeque<K>) -> Option<Done>
     }
 }
 
-/// Asks for the oldest work.
+/// Polls the oldest work that is under way.
 fn polled<K>(
     kept: &mut VecDeque<K>,
     poll: impl FnOnce(K) -> StageResult<Progress<Done, K>>,
@@ -82,7 +83,7 @@ fn polled<K>(
     }
 }
 
-/// What the sink says: no tensors are left.
+/// Turns a report of the sink into a result without tensors.
 fn taken<K>(progress: Progress<Taken, K>) -> Progress<Done, K> {
     let done = |report| Done {
         tensors: Manifest::empty(),
@@ -178,24 +179,24 @@ where
     }
 }
 
-/// A stage behind the source, of any type.
+/// Holds a stage behind the source, of any type.
 pub struct BoxedStage<'s, Tx, Rx, G, P> {
     work: Box<dyn Work<Tx, Rx, G, P> + 's>,
     is_finished: bool,
 }
 
 impl<'s, Tx, Rx, G, P: Plan + 's> BoxedStage<'s, Tx, Rx, G, P> {
-    /// A stage between source and sink.
+    /// Boxes a stage between source and sink.
     pub fn new(stage: impl Stage<Tx, Rx, Plan = P, Kept: 's> + 's) -> Self {
         Self::of(Middle(stage, VecDeque::new()))
     }
 
-    /// One member of a group that runs a stage between source and sink.
+    /// Boxes one member of a group that runs a stage between source and sink.
     pub fn member(stage: impl GroupStage<Tx, Rx, G, Plan = P, Kept: 's> + 's) -> Self {
         Self::of(Together(stage, VecDeque::new()))
     }
 
-    /// The sink.
+    /// Boxes the sink.
     pub fn sink(sink: impl Sink<Rx, Plan = P, Kept: 's> + 's) -> Self {
         Self::of(Last(sink, VecDeque::new()))
     }
@@ -213,7 +214,7 @@ impl<'s, Tx, Rx, G, P: Plan> BoxedStage<'s, Tx, Rx, G, P> {
         &mut *self.work
     }
 
-    /// Nothing more comes. A second call does nothing.
+    /// Finishes the stage: nothing more comes. A second call does nothing.
     pub(super) fn finish(&mut self) -> StageResult<()> {
         if std::mem::replace(&mut self.is_finished, true) {
             return Ok(());
@@ -232,7 +233,7 @@ impl<Tx, Rx, G, P> fmt::Debug for BoxedStage<'_, Tx, Rx, G, P> {
     }
 }
 
-/// The stages that a rank runs, in the order of the pipeline.
+/// Holds the stages that a rank runs, in the order of the pipeline.
 #[derive(Debug)]
 pub struct Stages<'s, Tx, Rx, G, S: Source<Tx>> {
     pub(super) source: Option<S>,
@@ -240,7 +241,7 @@ pub struct Stages<'s, Tx, Rx, G, S: Source<Tx>> {
 }
 
 impl<'s, Tx, Rx, G, S: Source<Tx>> Stages<'s, Tx, Rx, G, S> {
-    /// The stages of a rank: rank 0 begins with the source.
+    /// Makes the list of stages of a rank. Rank 0 begins with the source.
     pub fn new(source: Option<S>) -> Self {
         Self {
             source,
@@ -254,7 +255,7 @@ impl<'s, Tx, Rx, G, S: Source<Tx>> Stages<'s, Tx, Rx, G, S> {
     }
 }
 
-/// The source of a rank that has none.
+/// Stands for the source on a rank that has none.
 #[derive(Clone, Copy, Debug)]
 pub struct NoSource<P>(Infallible, PhantomData<P>);
 
