@@ -1,4 +1,4 @@
-//! A run of a rank until everything is done, or another rank is lost.
+//! Runs a rank until everything is done, or until another rank is lost.
 
 use pp_contract::{Fault, FaultKind};
 use pp_transport::edge::Edges;
@@ -12,13 +12,13 @@ use crate::progress::{Awaited, Doing};
 use crate::stage::{Place, Source};
 use crate::switch::Switch;
 
-/// How a run ended for now.
+/// Tells how a call of [`RankRun::drive`] ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Driven {
     /// Everything is done.
     Finished,
-    /// The rank that this fault names is lost. With edges to a new one the run goes on.
+    /// The rank that this fault names is lost. The run can go on over new edges.
     Lost(Fault),
 }
 
@@ -27,15 +27,15 @@ where
     E: Edges,
     S: Source<E::Tx>,
 {
-    /// Runs until everything is done, or a rank is lost that may be started anew.
+    /// Runs until everything is done, or until a rank is lost that may be started again.
     ///
-    /// The switch then has the fault. The next call needs a new switch, and new edges ([`RankRun::detach`],
-    /// [`RankRun::attach`], [`RankRun::begin_attempt`]). To end the old edges may take its time, and who is to start another
-    /// process should hear of it before. A drain that was asked for stays asked for.
+    /// After a loss, the switch has the fault. The next call needs a new switch and new edges ([`RankRun::detach`],
+    /// [`RankRun::attach`], [`RankRun::begin_attempt`]). Ending the old edges may take long, so first tell whoever starts
+    /// the new process. A requested drain stays requested.
     ///
     /// # Errors
-    /// The fault that ended the run: the first that any thread or rank of the job raised. What was
-    /// in flight is poisoned.
+    /// Returns the fault that ended the run: the first one that any thread or rank of the job raised. All payloads in flight
+    /// are poisoned.
     pub fn drive(&mut self, switch: &Switch) -> Result<Driven, Fault> {
         let blame = Blame {
             rank: self.rank,
@@ -58,7 +58,7 @@ where
             && fault.rank != self.rank
             && self.options.pipeline.may_restart(fault.rank);
         if is_lost && self.core.is_closing() {
-            // It had only to say goodbye.
+            // The lost rank had only to say goodbye.
             switch.say_served();
             return self.leave();
         }
@@ -73,11 +73,11 @@ where
         Ok(Driven::Lost(fault))
     }
 
-    /// Finishes without the other ranks, after one was lost that the source needs no more
+    /// Finishes without the other ranks, after the loss of a rank that the source no longer needs
     /// ([`Switch::is_source_done`]).
     ///
     /// # Errors
-    /// A stage cannot be finished.
+    /// Returns the fault of a stage that cannot be finished.
     pub fn leave(&mut self) -> Result<Driven, Fault> {
         let first = usize::from(self.stages.source.is_some());
         for (stage, work) in (first..).zip(&mut self.stages.work) {
@@ -95,7 +95,7 @@ where
     E: Edges,
     S: Source<E::Tx>,
 {
-    /// Takes in frames, asks the core what to do, does it, and sleeps when there is nothing, until all is done.
+    /// Runs the loop: takes in frames, asks the core what to do, does it, and sleeps if there is nothing to do.
     fn run(&mut self) -> Result<(), Fault> {
         let bell = self.switch.bell().clone();
         let completions_ring = self.run.options.capabilities.completions_ring;
@@ -112,7 +112,7 @@ where
                 self.run.core.handle_end(event);
             }
             self.run.core.handle_cut(self.switch.oldest_epoch());
-            // Looked at first: what a rank sent before it left is taken in.
+            // Read who has left before taking in frames, so that everything a rank sent before it left is taken in.
             left.clear();
             left.extend(peers.iter().filter(|peer| self.switch.has_left(**peer)));
             let finished = self.look_around(&mut facts)?;
@@ -150,7 +150,7 @@ where
         }
     }
 
-    /// Finds out what the core cannot know by itself; gives whether work was finished.
+    /// Finds out what the core cannot know by itself. Returns whether work was finished.
     fn look_around(&mut self, facts: &mut [StageFacts]) -> Result<bool, Fault> {
         self.switch.progress().at(Doing::Looking);
         if !self.is_alone() {
@@ -170,7 +170,7 @@ where
         Ok(finished)
     }
 
-    /// Does what the core wants next.
+    /// Carries out a decision of the core.
     fn act(&mut self, decision: Decision) -> Result<(), Fault> {
         let done = match decision {
             Decision::Build {
@@ -200,8 +200,8 @@ where
     }
 }
 
-/// The first fault of the job, where that is known. An edge that fails may have lost its peer, whose reason the watchdog
-/// reads.
+/// Returns the first fault of the job, if it is known. An edge that fails may have lost its peer; then this waits until the
+/// watchdog has read the peer's reason.
 fn verdict(fault: Fault, switch: &Switch, may_go_on: bool) -> Fault {
     let unclear = match fault.kind {
         FaultKind::PeerDied => !switch.has_left(fault.rank),

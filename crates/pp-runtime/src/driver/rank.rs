@@ -1,12 +1,12 @@
-//! A rank's run: what lasts from its first chunk to its last, over all edges that it has had.
+//! The run of a rank, from its first chunk to its last, over all edges that it has had.
 //!
-//! Hazard: another rank dies, and with it what it knew, what it was sent and what it had computed.
-//! Guarantee: nothing is lost. What the source sent stays until the sink has accepted it, and goes again, under its old
-//! numbers and as a new attempt, together with the context that a new process lacks; what is of an older attempt is
-//! received and dropped, and the sink takes no chunk twice.
+//! Hazard: another rank dies, and its state, its received messages and its results die with it.
+//! Guarantee: nothing is lost. The source keeps each chunk until the sink has accepted it. After a loss it sends the chunks
+//! again, under their old numbers and as a new attempt, with the context that a new process lacks. Chunks of an older
+//! attempt are received and dropped, and the sink takes no chunk twice.
 //!
-//! Choices: what lasts ([`RankRun`]) and the loop that goes on until a rank is lost ([`super::session`]) are two things.
-//! Without restarts nothing is kept and the slots go back as early as they can.
+//! Choices: the state that outlives a loss ([`RankRun`]) and the loop that runs until a loss ([`super::session`]) are two
+//! types. Without restarts nothing is kept, and slots return as early as they can.
 
 use std::collections::VecDeque;
 
@@ -30,24 +30,25 @@ use crate::stage::Source;
 /// Sums up the run of a rank that finished.
 #[derive(Debug)]
 pub struct Summary {
-    /// How many chunks went where; all 0 on a rank without the source.
+    /// Counts the chunks; all counts are 0 on a rank without the source.
     pub counts: Counts,
-    /// The records of the latest chunks; none on a rank without the source.
+    /// Holds the records of the latest chunks; empty on a rank without the source.
     pub recorder: Recorder,
-    /// Short name of the backend that carried them.
+    /// Names the backend that carried the chunks, by its short name.
     pub transport: &'static str,
-    /// Every time that a rank was lost and the run went on.
+    /// Lists every loss of a rank after which the run went on.
     pub restarts: Vec<Restart>,
 }
 
-/// A run of a rank, over edges that may be replaced.
+/// Holds the run of a rank over edges that may be replaced.
 ///
 /// # If dropped
-/// What is in flight is poisoned.
+/// Everything in flight is poisoned.
 pub struct RankRun<'s, E: Edges, S: Source<E::Tx>> {
     pub(super) rank: Rank,
     pub(super) places: Vec<LocalStage>,
-    /// By stage: this rank's member of the group that runs it. Dropped before the stages, whose memory its work uses.
+    /// Holds, by stage, this rank's member of the group that runs the stage. It is dropped before the stages, because its
+    /// work uses their memory.
     pub(super) groups: Vec<Option<E::Group>>,
     pub(super) stages: Stages<'s, E::Tx, E::Rx, E::Group, S>,
     pub(super) options: RankOptions,
@@ -55,18 +56,18 @@ pub struct RankRun<'s, E: Edges, S: Source<E::Tx>> {
     pub(super) outbox: Outbox<E>,
     pub(super) core: CoreOf<E, S>,
     pub(super) context: Context<E>,
-    /// What the sink has said of the latest chunks, where the source is on another rank: with a rank that is lost the
-    /// acceptances that are under way are lost.
+    /// Holds the latest acceptances, if the source is on another rank: the loss of a rank also loses the acceptances under
+    /// way.
     pub(super) acceptances: VecDeque<(ChunkIndex, Message<S::Plan>)>,
     pub(super) next_call: CallId,
     pub(super) recorder: Recorder,
-    /// Places the works of other ranks on the clock of this one.
+    /// Places the times of other ranks on the clock of this rank.
     pub(super) clock: Clock,
-    /// A chunk for the sink is here, and the sink is not ready to take it.
+    /// Tells whether a chunk waits for the sink while the sink is not ready.
     pub(super) waits_for_sink: bool,
-    /// When each stage ended its last work.
+    /// Holds the time when each stage ended its last work.
     pub(super) last_end_ns: Vec<u64>,
-    /// How long the driver has waited on its bell, in all.
+    /// Counts the nanoseconds that the driver has waited, in all.
     pub(super) waited_ns: u64,
     pub(super) restarts: Vec<Restart>,
 }
@@ -76,15 +77,15 @@ where
     E: Edges,
     S: Source<E::Tx>,
 {
-    /// A run of the stages that stand on `rank`, before its first chunk. `local` makes the slots between two of them, which
-    /// are named by their places in the pipeline: as many as the depth, and one more from a stage to itself, which writes
-    /// into one while it reads another.
+    /// Makes the run of the stages that stand on `rank`, before its first chunk. `local` makes the slots between two stages
+    /// of this rank; its arguments are their places in the pipeline. It makes as many slots as the depth. From a stage to
+    /// itself it makes one more, because the stage writes one slot while it reads another.
     ///
     /// # Errors
     /// There is no memory for the slots.
     ///
     /// # Panics
-    /// If the stages are not those of the rank, the depth is 0, or a rank in a fixed order is to be started anew.
+    /// If the stages are not those of the rank, if the depth is 0, or if a run in a fixed order allows restarts.
     pub fn new(
         rank: Rank,
         stages: Stages<'s, E::Tx, E::Rx, E::Group, S>,
@@ -129,7 +130,7 @@ where
         })
     }
 
-    /// Gives the run the end of an edge for the attempt that goes on, by the edge's place in [`Pipeline::edges`].
+    /// Attaches the end of an edge for the attempt that begins. `edge` is the place of the edge in [`Pipeline::edges`].
     ///
     /// # Panics
     /// If this rank has no such end.
@@ -146,7 +147,7 @@ where
         }
     }
 
-    /// Gives the run its member of the group that runs a stage, by the stage's place in the pipeline.
+    /// Attaches this rank's member of the group that runs the stage at place `at` of the pipeline.
     ///
     /// # Panics
     /// If the stage does not stand on this rank.
@@ -155,8 +156,8 @@ where
         self.groups[place.expect("the stage stands on this rank")] = Some(group);
     }
 
-    /// The leader of the group that runs a stage, by the stage's place in the pipeline, has slots of so many bytes: a message
-    /// that tells a member of more is refused.
+    /// Sets the slot size of the leader of the group that runs the stage at place `at` of the pipeline. A message that
+    /// announces a larger payload to a member is refused.
     pub fn leader_holds(&mut self, at: usize, slot_bytes: u64) {
         let stages = (0..).zip(&self.places);
         for (stage, _) in stages.filter(|(_, place)| place.at == at) {
@@ -164,7 +165,7 @@ where
         }
     }
 
-    /// Takes out the ends of all edges, and leaves all groups. What was in flight over the edges is poisoned.
+    /// Takes out the ends of all edges, and leaves all groups. Everything in flight over the edges is poisoned.
     pub fn detach(&mut self) -> Vec<End<E>> {
         self.groups.fill_with(|| None);
         let mut ends = self.outbox.detach();
@@ -172,7 +173,7 @@ where
         ends
     }
 
-    /// The ranks to which there are edges, each once.
+    /// Returns the ranks to which there are edges, each once.
     pub(super) fn peers(&self) -> Vec<Rank> {
         let incoming = self.inbox.inputs().iter().map(|input| input.peer);
         let mut peers: Vec<Rank> = self.outbox.peers().chain(incoming).collect();
@@ -181,7 +182,7 @@ where
         peers
     }
 
-    /// The source, if it is on this rank, and what the run came to, once it has finished.
+    /// Returns the source, if it is on this rank, and the summary of a run that has finished.
     pub fn finish(self) -> (Option<S>, Summary) {
         let summary = Summary {
             counts: self.core.counts(),
@@ -192,14 +193,14 @@ where
         (self.stages.source, summary)
     }
 
-    /// Begins an attempt, over edges that are all new: what the sink has not accepted is sent again. For the first attempt,
-    /// number 0, this need not be called.
+    /// Begins an attempt over new edges: the source sends again every chunk that the sink has not accepted. The first
+    /// attempt, number 0, needs no such call.
     pub fn begin_attempt(&mut self, attempt: u16) {
         self.core.handle_attempt(attempt);
         self.core.handle_end(EndEvent::Reconnect);
     }
 
-    /// A rank is gone, and with it what was under way over any edge.
+    /// Notes the loss of a rank, and gives up the payloads that were still arriving.
     pub(super) fn lose(&mut self, fault: &Fault) {
         for waiting in self.core.waiting_mut() {
             waiting.payload.give_up_if_arriving();
@@ -216,20 +217,20 @@ where
         });
     }
 
-    /// The first and the last chunk that the sink does not have; none on a rank without the source.
+    /// Returns the first and the last chunk that the sink does not have; `None` on a rank without the source.
     pub fn in_flight(&self) -> Option<(ChunkIndex, ChunkIndex)> {
         let first = self.core.not_accepted().next()?;
         Some((first, self.core.not_accepted().last()?))
     }
 
-    /// More is known of why the rank was lost that was lost last.
+    /// Replaces the fault of the latest loss, after more is known of its cause.
     pub fn explain(&mut self, why: Fault) {
         if let Some(restart) = self.restarts.last_mut() {
             restart.fault = why;
         }
     }
 
-    /// No other rank takes part in the end of the edges and groups.
+    /// Tells all edges and groups that no other rank takes part in ending them.
     pub(super) fn leave_alone(&mut self) {
         let groups = self.groups.iter_mut().flatten();
         groups.for_each(|group| group.peer_is_gone());
@@ -237,22 +238,22 @@ where
         self.inbox.peers_are_gone();
     }
 
-    /// Poisons what is in flight.
+    /// Poisons everything in flight.
     pub(super) fn abandon(&mut self) {
         for waiting in self.core.waiting_mut() {
             waiting.payload.give_up_if_arriving();
         }
         self.outbox.abandon();
-        // Slots that a device may still write go nowhere: their leases know.
+        // A slot that a device may still write is not freed: its lease prevents that.
         self.core.abandon();
     }
 
-    /// The number that was given to a call is used up.
+    /// Advances the number of the next call.
     pub(super) fn count_call(&mut self) {
         self.next_call = self.next_call.next().unwrap_or(self.next_call);
     }
 
-    /// A chunk has left, perhaps the first of an attempt.
+    /// Notes that a chunk has left, perhaps the first one of an attempt.
     pub(super) fn note_sent(&mut self, chunk: ChunkIndex, again: bool) {
         if let Some(restart) = self.restarts.last_mut() {
             restart.chunk.get_or_insert(chunk);
@@ -261,7 +262,7 @@ where
         }
     }
 
-    /// The sink has a chunk, perhaps the first of an attempt.
+    /// Notes that the sink has a chunk, perhaps the first one of an attempt.
     pub(super) fn note_served(&mut self) {
         if let Some(restart) = self.restarts.last_mut() {
             restart.served_ns.get_or_insert_with(now_ns);
