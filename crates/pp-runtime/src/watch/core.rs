@@ -132,6 +132,12 @@ pub(super) struct Core<T> {
     /// This rank has the source, and needs nothing more of the others.
     is_served: bool,
     effects: Vec<Effect<T>>,
+    /// What peers told while this rank was set up. Its driver hears it first: no rank waits until all others are set up.
+    early: Vec<Effect<T>>,
+}
+
+fn is_end<T>(effect: &Effect<T>) -> bool {
+    matches!(effect, Effect::Served)
 }
 
 impl<T> Core<T> {
@@ -166,6 +172,7 @@ impl<T> Core<T> {
             cut: CacheEpoch::new(0),
             is_served: false,
             effects: Vec::new(),
+            early: Vec::new(),
         }
     }
 
@@ -242,6 +249,7 @@ impl<T> Core<T> {
             return Err(misbehaved(peer.rank, "set up", "it sent more than was due"));
         }
         self.phase = Phase::Running(look_every);
+        self.effects.append(&mut self.early);
         Ok(self.drain)
     }
 
@@ -295,6 +303,8 @@ impl<T> Core<T> {
             (Message::Heartbeat, _) => {}
             (Message::Drain(signal), Phase::SetUp) => _ = self.drain.get_or_insert(signal),
             (Message::Drain(signal), _) => self.effects.push(Effect::RequestDrain(signal)),
+            (Message::Cut(epoch), Phase::SetUp) => self.early.push(Effect::Cut(epoch)),
+            (Message::Served, Phase::SetUp) => self.early.push(Effect::Served),
             (Message::Cut(epoch), Phase::Running(_)) => self.effects.push(Effect::Cut(epoch)),
             (Message::Served, Phase::Running(_)) => self.effects.push(Effect::Served),
             (Message::Cut(_) | Message::Served, Phase::Closing(_) | Phase::Over) => {}
@@ -306,6 +316,12 @@ impl<T> Core<T> {
                 self.peers[at].presence = Presence::Gone;
                 let rank = self.peers[at].rank;
                 self.effects.push(Effect::PeerLeft(rank));
+            }
+            // A source that has finished does not wait for a rank that is still set up.
+            (Message::Bye, Phase::SetUp) if self.early.iter().any(is_end) => {
+                self.peers[at].presence = Presence::Gone;
+                let rank = self.peers[at].rank;
+                self.early.push(Effect::PeerLeft(rank));
             }
             (other, _) => {
                 let what = format!("it sent {other:?}, which has no place here");

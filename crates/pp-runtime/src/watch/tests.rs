@@ -187,6 +187,21 @@ fn a_cut_that_a_peer_did_not_take_is_told_again() {
 }
 
 #[test]
+fn a_cut_and_an_end_that_come_while_a_rank_is_set_up_reach_its_driver() {
+    let now = Instant::now();
+    let mut core = Core::<u8>::new([Rank::new(0)], None, Duration::ZERO, now);
+    let epoch = CacheEpoch::new(1);
+    for message in [Message::Cut(epoch), Message::Served, Message::Bye] {
+        assert_eq!(core.handle(Event::Said(0, message), now), []);
+    }
+    assert_eq!(core.hand_over(None), Ok(None));
+    let heard = core.handle(Event::Tick, now);
+    let left = Effect::PeerLeft(Rank::new(0));
+    assert_eq!(heard, [Effect::Cut(epoch), Effect::Served, left]);
+    assert_eq!(core.handle(Event::Tick, now), []);
+}
+
+#[test]
 fn a_peer_that_sends_what_is_not_due_or_more_than_is_taken_is_at_fault() {
     let now = Instant::now();
     let mut core = Core::new([Rank::new(1)], None, Duration::ZERO, now);
