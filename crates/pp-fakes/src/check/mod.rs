@@ -1,8 +1,8 @@
 //! Proves on recordings that a run was ordered, whatever the timing was.
 //!
-//! The recordings of all ranks become one graph of what must happen before what ([`graph`]); a vector clock for each
-//! node ([`clocks`]) then answers "is this ordered?" for every pair of accesses ([`memory`]). What a run may do besides,
-//! and in what order, is judged on the calls themselves ([`calls`]). A run that went well by luck is found out: no rule
+//! The recordings of all ranks become one graph of what must happen before what (`graph`); a vector clock for each
+//! node (`clocks`) then answers "is this ordered?" for every pair of accesses (`memory`). What a run may do besides,
+//! and in what order, is judged on the calls themselves (`calls`). A run that went well by luck is found out: no rule
 //! looks at what happened first, only at what had to.
 
 mod calls;

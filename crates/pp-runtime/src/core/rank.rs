@@ -162,7 +162,7 @@ impl<L, C, W> RankCore<L, C, W> {
         }
     }
 
-    /// The chunk of a [`Decision::Build`] was built. If a hard cut begins it, chunks of an older
+    /// The chunk of a [`Decision::Build`](crate::core::Decision::Build) was built. If a hard cut begins it, chunks of an older
     /// epoch are stale from now on: gives that epoch, which the other ranks are to be told.
     pub fn handle_built(
         &mut self,
@@ -224,7 +224,7 @@ impl<L, C, W> RankCore<L, C, W> {
         !is_open || self.stages.iter().any(|state| state.is_taking(chunk))
     }
 
-    /// The record of the chunk of a [`Decision::SendAgain`].
+    /// The record of the chunk of a [`Decision::SendAgain`](crate::core::Decision::SendAgain).
     ///
     /// # Panics
     /// If no chunk is lost.
@@ -233,7 +233,7 @@ impl<L, C, W> RankCore<L, C, W> {
         lost.expect("a chunk is lost")
     }
 
-    /// The chunk of a [`Decision::SendAgain`] has left. Gives its record.
+    /// The chunk of a [`Decision::SendAgain`](crate::core::Decision::SendAgain) has left. Gives its record.
     ///
     /// # Panics
     /// If no chunk is lost.
@@ -307,13 +307,13 @@ impl<L, C, W> RankCore<L, C, W> {
         (ticket, record, last != Some(ticket.epoch))
     }
 
-    /// Whether a stage puts something off of a chunk that it runs, until a [`Decision::Later`].
+    /// Whether a stage puts something off of a chunk that it runs, until a [`Decision::Later`](crate::core::Decision::Later).
     pub fn puts_off(&self, stage: usize, chunk: ChunkIndex) -> bool {
         let turns = self.turns.as_ref();
         turns.is_some_and(|turns| turns.puts_off(stage, chunk))
     }
 
-    /// Notes that a [`Decision::Later`] was carried out.
+    /// Notes that a [`Decision::Later`](crate::core::Decision::Later) was carried out.
     pub fn handle_later(&mut self) {
         if let Some(turns) = &mut self.turns {
             turns.advance();

@@ -130,7 +130,8 @@ where
         })
     }
 
-    /// Attaches the end of an edge for the attempt that begins. `edge` is the place of the edge in [`Pipeline::edges`].
+    /// Attaches the end of an edge for the attempt that begins. `edge` is the place of the edge in
+    /// [`Pipeline::edges`](pp_contract::Pipeline::edges).
     ///
     /// # Panics
     /// If this rank has no such end.

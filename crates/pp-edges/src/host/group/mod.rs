@@ -6,7 +6,7 @@
 //! any call. All members get the same bits of a sum.
 //!
 //! Choices: the leader makes the memory and passes it over the authenticated channels. Payloads go through a bounded
-//! staging buffer of each member in pieces, so that one member copies in while another copies out ([`words`]). A call
+//! staging buffer of each member in pieces, so that one member copies in while another copies out (`pp_words::group`). A call
 //! spins for a short time, then sleeps on the member's bell.
 //!
 //! A transfer between two members is done when the receiver has all of it. So two members that both send first never
