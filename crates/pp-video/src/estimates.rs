@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_standard_deviation_is_none() {
+    fn a_sigma_out_of_range_gives_no_estimate() {
         assert_eq!(
             sigmas(&bf16(&[0.0, 20.0, 255.0])),
             Some(vec![0.0, 20.0, 255.0])

@@ -16,7 +16,7 @@ fn run_args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
 }
 
 #[test]
-fn inputs_that_are_not_what_they_should_be() {
+fn malformed_inputs_are_refused_with_their_fault() {
     let good = video(32, 16, "420jpeg", 6);
     let header = good.iter().position(|b| *b == b'\n').unwrap() + 1;
     let with_header = |line: &str| [line.as_bytes(), &good[header..]].concat();

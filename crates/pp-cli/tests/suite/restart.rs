@@ -81,7 +81,7 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
 }
 
 #[test]
-fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
+fn ranks_killed_at_random_moments_leave_the_output_unchanged() {
     let (plain, cut) = (video(64, 48, "mono", 120), scenes(64, 48, "mono", 120, 40));
     let (median, temporal) = (median(), rust_plugin("pp-plugin-temporal"));
     let [median, temporal] = [median, temporal].map(|path| format!("--kernels {}", path.display()));
@@ -262,7 +262,7 @@ fn on_gpus(fakes: &Fakes, folder: &Folder, transport: &str, args: &[&str]) -> Co
 
 /// Zero steps: every byte of every payload is in the output. More: whatever was kept at rank 1.
 #[test]
-fn on_gpus_it_goes_on_as_well() {
+fn a_gpu_job_restarted_after_kills_writes_the_same_video() {
     let fakes = Fakes::newest();
     let folder = folder("restart_nccl");
     let input = video(64, 48, "mono", 120);

@@ -70,7 +70,7 @@ fn a_second_interrupt_ends_a_job_whose_ranks_are_stopped() {
 
 /// A rank that takes no signals yet would die of it, and so would a supervisor.
 #[test]
-fn whoever_asks_too_early_what_the_ranks_do_ends_none_of_them() {
+fn asking_for_recordings_during_the_start_ends_no_rank() {
     for _ in 0..5 {
         let held = Held::start(&mut through(&["--restarts", "9"]), clip());
         let supervisor = held.id();

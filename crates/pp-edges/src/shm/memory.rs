@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_and_it_is_not_nothing() {
+    fn available_memory_is_read_from_the_kernel() {
         assert!(available_bytes().is_some_and(|bytes| bytes > 1 << 20));
     }
 

@@ -356,7 +356,7 @@ fn an_access_that_is_not_allowed_poisons_the_device() {
 }
 
 #[test]
-fn registered_memory() {
+fn a_write_to_registered_memory_is_refused_if_misaligned_and_survives_munmap() {
     let _alone = alone();
     let stream = device(0);
     let page = new_page();

@@ -33,7 +33,7 @@ fn recorded(child: &str, faults: &str) -> Vec<Recording> {
 
 #[test]
 #[ignore = "the process that the other tests start"]
-fn words() {
+fn child_that_reads_and_writes_words() {
     let (_alone, stream) = (alone(), device(0));
     let (words, at) = page_of(&new_page());
     let word = |n: usize| std::hint::black_box(&words[n]);
@@ -53,7 +53,7 @@ fn words() {
 
 #[test]
 fn what_a_host_sees_is_recorded_once() {
-    let recordings = recorded("watch::words", "");
+    let recordings = recorded("watch::child_that_reads_and_writes_words", "");
     let lines = &recordings[0].lines;
     let page = lines.iter().find(|line| line.name == "cuMemHostRegister");
     let page = page.unwrap().number("addr").unwrap();
@@ -71,7 +71,7 @@ fn what_a_host_sees_is_recorded_once() {
 
 #[test]
 #[ignore = "the process that the other tests start"]
-fn puts() {
+fn child_that_puts_under_faults() {
     let (_alone, loaded) = alone();
     loaded.set("FAULTS", &std::env::var("PP_TEST_FAULTS").unwrap());
     loaded.note("Mark name=run");
@@ -86,7 +86,12 @@ fn the_checker_goes_by_what_hosts_have_seen() {
         warm_up: usize::MAX,
         ..Expect::default()
     };
-    let judge = |faults: &str| check(&recorded("watch::puts", faults), expect);
+    let judge = |faults: &str| {
+        check(
+            &recorded("watch::child_that_puts_under_faults", faults),
+            expect,
+        )
+    };
     let report = judge("");
     report.assert_clean();
     assert_eq!(report.transfers, 20);

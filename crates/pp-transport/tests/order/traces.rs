@@ -154,7 +154,7 @@ fn a_good_run_is_accepted() {
 }
 
 #[test]
-fn a_change_breaks_its_rule() {
+fn each_spoiled_trace_breaks_the_rule_named_for_it() {
     let table = "
         // A slot is written again before its send was seen done.
         Race | sender | cuEventQuery#0 =>
@@ -276,14 +276,14 @@ fn an_issuer_that_calls_beside_the_thread_that_connects() {
 
 /// The thread that connected did not see the byte sent: the next write there may be too early.
 #[test]
-fn a_connection_that_is_handed_over_before_it_was_tried_out() {
+fn a_connection_used_before_its_test_byte_arrived_breaks_the_race_rule() {
     let (mut sender, receiver) = two_generations();
     sender.remove(at(&sender, "2 cuEventQuery ev=3", 0));
     assert!(judge(&sender, &receiver).broke(Rule::Race));
 }
 
 #[test]
-fn operations_in_another_order() {
+fn transfers_in_another_order_than_the_peers_break_the_agreement_rule() {
     let mut sender = sender();
     let (one, two) = (at(&sender, "ncclSend", 0), at(&sender, "ncclSend", 1));
     sender[two] = sender[two].replace("len=100", "len=50");
@@ -298,7 +298,7 @@ fn operations_in_another_order() {
 }
 
 #[test]
-fn a_transfer_without_its_other_side() {
+fn a_send_without_its_receive_breaks_the_agreement_rule() {
     let mut sender = sender();
     sender.truncate(at(&sender, "ncclSend", 1));
     assert!(judge(&sender, &receiver()).broke(Rule::Agreement));

@@ -574,7 +574,7 @@ fn any_bytes_in_the_shared_memory_do_no_harm() {
 /// `--release --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
-fn measure() {
+fn all_reduce_latency_and_rate_are_printed() {
     for (bytes, rounds) in [(64, 500), (4096, 500), (1 << 20, 10), (16 << 20, 1)] {
         for members in [2, 3] {
             let runs = each(group(members), |_, group| {
