@@ -136,10 +136,6 @@ pub(super) struct Core<T> {
     early: Vec<Effect<T>>,
 }
 
-fn is_end<T>(effect: &Effect<T>) -> bool {
-    matches!(effect, Effect::Served)
-}
-
 impl<T> Core<T> {
     /// The watch over these peers, with which this rank is being set up.
     pub(super) fn new(
@@ -303,25 +299,25 @@ impl<T> Core<T> {
             (Message::Heartbeat, _) => {}
             (Message::Drain(signal), Phase::SetUp) => _ = self.drain.get_or_insert(signal),
             (Message::Drain(signal), _) => self.effects.push(Effect::RequestDrain(signal)),
-            (Message::Cut(epoch), Phase::SetUp) => self.early.push(Effect::Cut(epoch)),
-            (Message::Served, Phase::SetUp) => self.early.push(Effect::Served),
-            (Message::Cut(epoch), Phase::Running(_)) => self.effects.push(Effect::Cut(epoch)),
-            (Message::Served, Phase::Running(_)) => self.effects.push(Effect::Served),
+            (Message::Cut(epoch), Phase::SetUp | Phase::Running(_)) => {
+                self.for_driver(Effect::Cut(epoch));
+            }
+            (Message::Served, Phase::SetUp | Phase::Running(_)) => {
+                self.for_driver(Effect::Served);
+            }
             (Message::Cut(_) | Message::Served, Phase::Closing(_) | Phase::Over) => {}
             (Message::Abort(fault), _) => {
                 self.peers[at].is_told = true;
                 self.fail(fault, now);
             }
-            (Message::Bye, Phase::Running(_) | Phase::Closing(_)) => {
-                self.peers[at].presence = Presence::Gone;
-                let rank = self.peers[at].rank;
-                self.effects.push(Effect::PeerLeft(rank));
-            }
             // A source that has finished does not wait for a rank that is still set up.
-            (Message::Bye, Phase::SetUp) if self.early.iter().any(is_end) => {
+            (Message::Bye, phase)
+                if matches!(phase, Phase::Running(_) | Phase::Closing(_))
+                    || self.early.iter().any(|e| matches!(e, Effect::Served)) =>
+            {
                 self.peers[at].presence = Presence::Gone;
                 let rank = self.peers[at].rank;
-                self.early.push(Effect::PeerLeft(rank));
+                self.for_driver(Effect::PeerLeft(rank));
             }
             (other, _) => {
                 let what = format!("it sent {other:?}, which has no place here");
@@ -332,6 +328,14 @@ impl<T> Core<T> {
                 let fault = misbehaved(self.peers[at].rank, operation, what);
                 self.lose(at, Presence::Gone, fault, now);
             }
+        }
+    }
+
+    /// Has the driver hear of this, at once or when it begins.
+    fn for_driver(&mut self, effect: Effect<T>) {
+        match self.phase {
+            Phase::SetUp => self.early.push(effect),
+            _ => self.effects.push(effect),
         }
     }
 
