@@ -324,7 +324,8 @@ fn on_gpus_what_is_sent_again_is_in_order() {
             },
         );
         report.assert_clean();
-        assert!(report.transfers > 60);
+        // 30 chunks go to rank 1 and back. A kill may find nothing in flight.
+        assert!(report.transfers >= 60, "{}", report.transfers);
     }
 }
 
