@@ -271,14 +271,15 @@ impl SupervisedJob {
                     }
                     self.happened(event)?;
                 }
-                Err(RecvTimeoutError::Timeout) => self.happened(Event::Tick)?,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.happened(Event::Tick)?;
+                    // Where something else than reports came through the pipe, no mark comes.
+                    let is_late = |(_, _, since): &(_, _, Instant)| since.elapsed() >= within;
+                    while self.ended.front().is_some_and(is_late) {
+                        self.reap()?;
+                    }
+                }
                 Err(RecvTimeoutError::Disconnected) => break,
-            }
-            // Where something else than reports came through the pipe, no mark comes.
-            let within = self.marked_within;
-            let is_late = |(_, _, since): &(_, _, Instant)| since.elapsed() >= within;
-            while self.ended.front().is_some_and(is_late) {
-                self.reap()?;
             }
         }
         Ok(())
