@@ -1,7 +1,6 @@
 //! `cargo xtask soak [ARGS]` and `cargo xtask placements [ARGS]`: build `pp-trials` and run what it has of that name.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::Result;
 
@@ -18,17 +17,12 @@ pub(crate) fn soak(args: &[String]) -> Result<()> {
 /// Runs the placements on the sample clip.
 pub(crate) fn placements(args: &[String]) -> Result<()> {
     let trials = build_program("pp-trials", "pp-trials")?;
-    run_command(placements_of(&trials)?.args(args))
-}
-
-/// Runs the part of them that `seed` chooses, with a program that is built.
-pub(crate) fn part_of_placements(trials: &Path, seed: &str) -> Result<()> {
-    run_command(placements_of(trials)?.args(["--part", seed]))
-}
-
-fn placements_of(trials: &Path) -> Result<Command> {
     let mut placements = command(trials);
     placements.arg("placements").arg("--input");
-    placements.arg(clip::expanded()?);
-    Ok(placements)
+    run_command(placements.arg(clip::expanded()?).args(args))
+}
+
+/// Runs the part of them that `seed` chooses on a smaller clip, with a program that is built.
+pub(crate) fn part_of_placements(trials: &Path, seed: &str) -> Result<()> {
+    run_command(command(trials).args(["placements", "--part", seed]))
 }

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use pp_contract::{Pipeline, Rank};
 use pp_job::Error;
 use pp_testing::process::{Output, Process};
+use pp_testing::video;
 use serde_json::Value;
 
 use crate::hook::VARIABLE;
@@ -218,21 +219,26 @@ fn least_passes(pipeline: &str) -> u32 {
 /// The arguments of `pp-trials placements`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct PlacementsArgs {
-    /// The clip: Y4M of 8 bits, 4:2:0, with at least 12 chunks of 4 frames and no scene cut.
+    /// The clip: Y4M of 8 bits, 4:2:0, with at least 12 chunks of 4 frames and no scene cut; by default one of 96x64 that is
+    /// made up.
     #[arg(long, value_name = "FILE")]
-    input: PathBuf,
+    input: Option<PathBuf>,
     #[command(flatten)]
     trials: TrialArgs,
 }
 
 /// Runs the list, and compares each film with that of one process.
 pub(crate) fn placements(args: &PlacementsArgs) -> Result<(), Error> {
-    let clip =
-        fs::read(&args.input).with_context(|| format!("cannot read {}", args.input.display()))?;
+    let (sample, name) = match &args.input {
+        None => (video(96, 64, "420jpeg", 48), "the clip".to_owned()),
+        Some(path) => {
+            let read = fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+            (read?, format!("--input {}", path.display()))
+        }
+    };
     let job = PlacedJob {
-        scenes: in_three_scenes(clip)
-            .with_context(|| format!("--input {}", args.input.display()))?,
-        sample: std::path::absolute(&args.input).context("--input has no absolute path")?,
+        scenes: in_three_scenes(sample.clone()).context(name)?,
+        sample,
         ground: args.trials.ground(),
         films: Mutex::default(),
     };
@@ -249,7 +255,7 @@ type OneProcessFilm = Arc<OnceLock<Result<Vec<u8>, String>>>;
 
 /// What the jobs have in common.
 struct PlacedJob {
-    sample: PathBuf,
+    sample: Vec<u8>,
     /// The clip with two scene cuts.
     scenes: Vec<u8>,
     ground: Ground,
@@ -299,17 +305,18 @@ impl PlacedJob {
     fn run(&self, case: &Case, folder: &Path) -> Result<Vec<u8>> {
         let mut pp = Command::new(std::env::current_exe()?);
         run_in(folder, self.ground, &case.pipeline(), &mut pp)?;
-        let [report, output, scenes] =
-            ["report.json", "out.y4m", "scenes.y4m"].map(|name| folder.join(name));
-        pp.arg("--input");
-        match case.clip {
-            Clip::Sample => pp.arg(&self.sample),
-            Clip::Scenes(_) => {
-                fs::write(&scenes, &self.scenes)?;
-                pp.arg(scenes)
-            }
+        let [report, output, input] =
+            ["report.json", "out.y4m", "in.y4m"].map(|name| folder.join(name));
+        let clip = match case.clip {
+            Clip::Sample => &self.sample,
+            Clip::Scenes(_) => &self.scenes,
         };
-        pp.args(case.args()).arg("--report").arg(&report);
+        fs::write(&input, clip)?;
+        pp.arg("--input")
+            .arg(&input)
+            .args(case.args())
+            .arg("--report")
+            .arg(&report);
         // A rank that gets no core for a while is not silent.
         pp.env("PP_HEARTBEAT_MS", "3000");
         if let Some(Death { rank, chunk, times }) = case.death {
