@@ -69,7 +69,7 @@ fn run(args: &[String]) -> Result<()> {
     let rest = args.get(1..).unwrap_or_default();
     match args.first().map(String::as_str) {
         Some("run-pp") => run_pp::run(rest),
-        Some("test") => suite::run(Vec::new()),
+        Some("test") => suite::run(|| Ok(Vec::new())),
         Some("layers") => layers::run(),
         Some("tidy") => tidy::run(),
         Some("mutants") => mutants::run(rest),

@@ -148,12 +148,20 @@ struct Place {
 }
 
 impl Place {
+    /// The first time it takes over what is built of other packages.
     fn new() -> Result<Self> {
-        let place = target()?.join("mutants");
-        Ok(Self {
-            tree: place.join("tree"),
-            target: place.join("target"),
-        })
+        let (built, place) = (target()?.join("debug"), target()?.join("mutants"));
+        let (tree, target) = (place.join("tree"), place.join("target"));
+        if built.exists() && !place.exists() {
+            let to = target.join("debug");
+            fs::create_dir_all(&to)?;
+            // The files of the tree get later times, so cargo builds the packages of the workspace again.
+            let mut copy = command("cp");
+            copy.arg("-a")
+                .args([".fingerprint", "build", "deps"].map(|name| built.join(name)));
+            output(copy.arg(&to))?;
+        }
+        Ok(Self { tree, target })
     }
 
     /// A command of cargo on these tests in the copy.

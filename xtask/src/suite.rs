@@ -27,8 +27,8 @@ pub(crate) fn seed() -> String {
 }
 
 /// Runs the suite and stops at the first part that fails. Many tests wait: meanwhile the other builds use the processors,
-/// and so do the commands in `beside`.
-pub(crate) fn run(mut beside: Vec<Command>) -> Result<()> {
+/// and so do the commands of `beside`, which are made once the tests are built.
+pub(crate) fn run(beside: impl FnOnce() -> Result<Vec<Command>>) -> Result<()> {
     let seed = seed();
     println!("{PART}={seed} chooses which faults, shutdowns and placements run");
     let mut tests = cargo("test --workspace --no-run");
@@ -37,6 +37,7 @@ pub(crate) fn run(mut beside: Vec<Command>) -> Result<()> {
     let plugins = &trials.with_file_name("deps");
     let mut later = vec![loom()?];
     later.extend(memory(plugins)?);
+    let mut beside = beside()?;
     beside.extend(later.iter().map(build_of));
     let beside = &mut beside;
     thread::scope(|scope| {
@@ -73,7 +74,7 @@ fn loom() -> Result<Command> {
     test.arg(target()?.join("loom"))
         .env("RUSTFLAGS", "--cfg loom")
         // Built sooner; the models take a few seconds either way.
-        .envs(["DEBUG", "OPT_LEVEL"].map(|what| (format!("CARGO_PROFILE_RELEASE_{what}"), "1")));
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
     Ok(test)
 }
 
