@@ -51,19 +51,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     let mutants = choose(read_all()?, args)?;
     let place = Place::new()?;
     copy_tree(&place.tree)?;
-    // How long the tests of a line take.
-    let mut lines = BTreeMap::new();
-    for Mutant { test, .. } in &mutants {
-        if lines.contains_key(test) {
-            continue;
-        }
-        let (line, started) = (test.join(" "), Instant::now());
-        if let Some(failed) = place.killer("the tree without a mutant", test, LIMIT * 8)? {
-            bail!("{failed} fails without a mutant, so `test: {line}` finds nothing");
-        }
-        println!("passes without a mutant: {line}");
-        lines.insert(test, LIMIT.max(started.elapsed() * 3));
-    }
+    let limits = place.limits(&mutants)?;
     let mut alive = Vec::new();
     for Mutant { name, test, patch } in &mutants {
         copy_tree(&place.tree)?;
@@ -75,7 +63,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             .args(["apply", "--unsafe-paths"])
             .arg(&file);
         output(&mut apply).with_context(|| format!("{name} does not apply"))?;
-        match place.killer(name, test, lines[test])? {
+        match place.killer(name, test, limits[&**test])? {
             Some(test) => println!("{name:<28} died by {test}"),
             None => {
                 println!("{name:<28} LIVES");
@@ -164,6 +152,23 @@ impl Place {
         Ok(Self { tree, target })
     }
 
+    /// How long the tests of each line may take. They run without a mutant for that, and must pass.
+    fn limits<'a>(&self, mutants: &'a [Mutant]) -> Result<BTreeMap<&'a [String], Duration>> {
+        let mut limits = BTreeMap::new();
+        for Mutant { test, .. } in mutants {
+            if limits.contains_key(&**test) {
+                continue;
+            }
+            let (line, started) = (test.join(" "), Instant::now());
+            if let Some(failed) = self.killer("the tree without a mutant", test, LIMIT * 8)? {
+                bail!("{failed} fails without a mutant, so `test: {line}` finds nothing");
+            }
+            println!("passes without a mutant: {line}");
+            limits.insert(&**test, LIMIT.max(started.elapsed() * 3));
+        }
+        Ok(limits)
+    }
+
     /// A command of cargo on these tests in the copy.
     fn cargo<'a>(&self, command: &'a mut Command, test: &[String]) -> &'a mut Command {
         let command = command.args(test).current_dir(&self.tree);
@@ -203,5 +208,36 @@ impl Place {
         let (_, list) = list.with_context(|| format!("{name}: {said}"))?;
         let failed = list.lines().find(|line| line.starts_with("    "));
         Ok(failed.map(|name| name.trim().to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_fails_without_a_mutant_finds_none() {
+        let tree = target().unwrap().join("mutants-test");
+        let place = Place {
+            target: tree.join("target"),
+            tree,
+        };
+        let _ = fs::remove_dir_all(&place.tree);
+        fs::create_dir_all(place.tree.join("src")).unwrap();
+        let manifest = "[package]\nname = \"broken\"\nedition = \"2024\"\n[workspace]\n";
+        fs::write(place.tree.join("Cargo.toml"), manifest).unwrap();
+        let tests = "#[test]\nfn holds() {}\n#[test]\nfn fails() {\n    panic!();\n}\n";
+        fs::write(place.tree.join("src/lib.rs"), tests).unwrap();
+        let limits = |name: &str| {
+            let mutant = Mutant {
+                name: "any".into(),
+                test: ["--lib", "--", name].map(str::to_owned).into(),
+                patch: String::new(),
+            };
+            place.limits(&[mutant]).map(|limits| limits.len())
+        };
+        assert_eq!(limits("holds").unwrap(), 1);
+        let error = limits("fails").unwrap_err().to_string();
+        assert!(error.starts_with("fails fails without a mutant"), "{error}");
     }
 }
