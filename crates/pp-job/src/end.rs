@@ -140,3 +140,20 @@ pub fn end_now(code: u8) -> ! {
     let _ = std::io::stdout().flush();
     signal_hook::low_level::exit(code.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_job_of_a_backend_keeps_nothing_more() {
+        fn is_idle() -> bool {
+            true
+        }
+        let known = || {
+            at_rest(is_idle);
+            AT_REST.lock().unwrap().len()
+        };
+        assert_eq!(known(), known());
+    }
+}
