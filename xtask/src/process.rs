@@ -106,7 +106,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("{} printed no text", shown(command)))
 }
 
-/// Whether `command` can be started and ends well; what it prints is of no interest.
+/// Says whether `command` can be started and ends well; what it prints is of no interest.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command
         .stdout(Stdio::null())

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::bindings::ncclResult_t;
 
 impl ncclResult_t {
-    /// Whether the call did what it should. [`ncclResult_t::ncclInProgress`], which a non-blocking communicator returns,
+    /// Says whether the call did what it should. [`ncclResult_t::ncclInProgress`], which a non-blocking communicator returns,
     /// is neither this nor a failure.
     #[must_use]
     pub const fn is_success(self) -> bool {

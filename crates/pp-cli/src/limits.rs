@@ -35,7 +35,7 @@ extern "C" fn look_at_streams() {
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look_at_streams;
 
-/// Whether standard input (0) or output (1) was closed when this process began.
+/// Says whether standard input (0) or output (1) was closed when this process began.
 pub(crate) fn is_closed(stream: usize) -> bool {
     CLOSED[stream].load(Ordering::Relaxed)
 }

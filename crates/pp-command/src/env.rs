@@ -39,7 +39,7 @@ pub fn help() -> String {
     format!("Environment:\n{}", lines.trim_end())
 }
 
-/// Whether `pp`, a rank that it starts, or its tests read this variable.
+/// Says whether `pp`, a rank that it starts, or its tests read this variable.
 fn is_known(name: &str) -> bool {
     variables().any(|[known, ..]| known == name)
         || INTERNAL.contains(&name)

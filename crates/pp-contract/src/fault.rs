@@ -39,7 +39,7 @@ wire_enum! {
 }
 
 impl FaultKind {
-    /// Whether another process in the place of the one that is blamed may do better: that one died, fell silent, or its
+    /// Says whether another process in the place of the one that is blamed may do better: that one died, fell silent, or its
     /// device failed. What a plugin, the input or the protocol did would happen again.
     #[must_use]
     pub fn is_worth_a_restart(self) -> bool {

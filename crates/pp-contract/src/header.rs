@@ -40,7 +40,7 @@ wire_enum! {
 }
 
 impl Action {
-    /// Whether nothing may follow it.
+    /// Says whether nothing may follow it.
     #[must_use]
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Shutdown)

@@ -134,7 +134,7 @@ all_but_one! {
 }
 
 impl WorldSize {
-    /// Whether `rank` is one of this world.
+    /// Says whether `rank` is one of this world.
     #[must_use]
     pub const fn contains(self, rank: Rank) -> bool {
         rank.0 < self.0

@@ -247,7 +247,7 @@ impl Manifest {
         self.len
     }
 
-    /// Whether there is no tensor.
+    /// Says whether there is no tensor.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0

@@ -164,7 +164,7 @@ impl<P: Plan> Message<P> {
         &self.note
     }
 
-    /// Whether a hard cut overtook the chunk.
+    /// Says whether a hard cut overtook the chunk.
     #[must_use]
     pub const fn is_stale(&self) -> bool {
         self.is_stale

@@ -94,7 +94,7 @@ impl StageSpec {
         format!("rank{many} {}", self.joined_ranks())
     }
 
-    /// Whether several ranks run it together.
+    /// Says whether several ranks run it together.
     #[must_use]
     pub fn is_group(&self) -> bool {
         self.ranks.len() > 1
@@ -197,7 +197,7 @@ impl Pipeline {
         self.stages[self.stages.len() - 1].leader()
     }
 
-    /// Whether another process may take the place of `rank`: of all ranks but those of the source and of the sink, which
+    /// Says whether another process may take the place of `rank`: of all ranks but those of the source and of the sink, which
     /// have the input and the output.
     #[must_use]
     pub fn may_restart(&self, rank: Rank) -> bool {

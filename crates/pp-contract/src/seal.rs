@@ -37,7 +37,7 @@ impl Manifest {
         Self::new(&specs)
     }
 
-    /// Whether the last tensor holds the digests of the others.
+    /// Says whether the last tensor holds the digests of the others.
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         self.iter().last().is_some_and(|(_, spec)| {

@@ -30,7 +30,7 @@ pub struct StageReport {
 }
 
 impl StageReport {
-    /// Whether this, which `rank` says, is what the plan asks of the stage in these of its `of` laps.
+    /// Says whether this, which `rank` says, is what the plan asks of the stage in these of its `of` laps.
     ///
     /// # Errors
     /// [`TrailError::Calls`], [`TrailError::StartFrame`].
@@ -166,7 +166,7 @@ impl Trail {
         added.expect("a pipeline has no more members");
     }
 
-    /// Whether this is the trail of a chunk that stage `maker` hands on, and that the next stage works on in this lap.
+    /// Says whether this is the trail of a chunk that stage `maker` hands on, and that the next stage works on in this lap.
     /// That of a stale chunk is empty. `sender` is who says what `maker` did.
     pub(crate) fn check<P: Plan>(
         &self,

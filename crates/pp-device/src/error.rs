@@ -122,7 +122,7 @@ pub(crate) const NOT_READY: i32 = CUresult::CUDA_ERROR_NOT_READY as c_int;
 pub(crate) const UNSUPPORTED_PTX: i32 = CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as c_int;
 
 impl CudaError {
-    /// Whether the device ran out of memory, so that smaller or fewer slots may help.
+    /// Says whether the device ran out of memory, so that smaller or fewer slots may help.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         match self {

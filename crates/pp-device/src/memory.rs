@@ -79,7 +79,7 @@ impl Allocation {
         self.len
     }
 
-    /// Whether it holds nothing.
+    /// Says whether it holds nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -99,7 +99,7 @@ impl Allocation {
         self.uses.note(stream)
     }
 
-    /// Whether every use that was noted is over.
+    /// Says whether every use that was noted is over.
     ///
     /// # Errors
     /// Something issued before failed.

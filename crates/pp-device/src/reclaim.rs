@@ -43,13 +43,13 @@ impl Uses {
         result
     }
 
-    /// Whether a use is not known, so that it is never known when all are over.
+    /// Says whether a use is not known, so that it is never known when all are over.
     fn are_incomplete(&self) -> bool {
         let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         noted.is_incomplete
     }
 
-    /// Whether every use is over.
+    /// Says whether every use is over.
     pub(crate) fn are_over(&self) -> Result<bool, CudaError> {
         let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, event) in &noted.uses {
@@ -116,7 +116,7 @@ impl DeferredFree {
         }
     }
 
-    /// Whether no work uses it any more.
+    /// Says whether no work uses it any more.
     fn is_unused(&self) -> Result<bool, CudaError> {
         for event in &self.behind.events {
             if !event.is_done()? {

@@ -115,7 +115,7 @@ impl Stream {
         self.0.handle as u64
     }
 
-    /// Whether the other is a clone of this.
+    /// Says whether the other is a clone of this.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -135,7 +135,7 @@ impl Stream {
         unsafe { call!(cuStreamWaitEvent(self.handle(), event.handle(), 0)) }
     }
 
-    /// Whether everything issued so far is done.
+    /// Says whether everything issued so far is done.
     ///
     /// # Errors
     /// Something that was issued failed.
@@ -220,7 +220,7 @@ impl Event {
         unsafe { call!(cuEventRecord(self.handle(), stream.handle())) }
     }
 
-    /// Whether the place was passed; true for an event that was never recorded.
+    /// Says whether the place was passed; true for an event that was never recorded.
     ///
     /// # Errors
     /// Something issued before failed: from then on every call on this device fails.

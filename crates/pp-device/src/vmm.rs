@@ -139,7 +139,7 @@ impl Device {
         Ok(Reach::Hidden)
     }
 
-    /// Whether its memory can be passed to another process as a descriptor.
+    /// Says whether its memory can be passed to another process as a descriptor.
     ///
     /// # Errors
     /// As [`Device::reach`].

@@ -107,7 +107,7 @@ impl Config {
         })
     }
 
-    /// Whether a supervisor started this process.
+    /// Says whether a supervisor started this process.
     #[must_use]
     pub fn is_supervised(&self) -> bool {
         self.supervisor.is_some()

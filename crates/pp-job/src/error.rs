@@ -107,7 +107,7 @@ impl Error {
         }
     }
 
-    /// Whether a line about the error stands on standard error already, or another process writes it.
+    /// Says whether a line about the error stands on standard error already, or another process writes it.
     pub(crate) fn is_told(&self) -> bool {
         matches!(self, Self::Interrupted(_) | Self::Told(_))
     }

@@ -260,7 +260,7 @@ impl ThisRank<'_> {
         self.launch.rank()
     }
 
-    /// Whether a supervisor started it on this host, together with the other ranks.
+    /// Says whether a supervisor started it on this host, together with the other ranks.
     #[must_use]
     pub fn is_supervised(&self) -> bool {
         self.context.is_supervised()

@@ -175,7 +175,7 @@ where
         self
     }
 
-    /// Whether this program can run the pipeline. Call it before [`crate::Job::run`], so that a wrong pipeline is refused
+    /// Says whether this program can run the pipeline. Call it before [`crate::Job::run`], so that a wrong pipeline is refused
     /// before any rank is started.
     ///
     /// # Errors

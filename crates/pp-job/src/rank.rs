@@ -309,7 +309,7 @@ impl ThisRank<'_> {
         by_peer
     }
 
-    /// Whether another process may take the place of the rank that this fault names.
+    /// Says whether another process may take the place of the rank that this fault names.
     fn is_worth_a_restart(&self, fault: &Fault) -> bool {
         self.restarts > 0
             && self.pipeline.may_restart(fault.rank)

@@ -66,7 +66,7 @@ pub(crate) struct Reported {
 }
 
 impl Reported {
-    /// Whether this process says that it ended because of this rank.
+    /// Says whether this process says that it ended because of this rank.
     pub(crate) fn blames(&self, pid: u32, rank: Rank) -> bool {
         self.pid == pid && matches!(&self.report, Report::Exiting(fault) if fault.rank == rank)
     }

@@ -43,7 +43,7 @@ pub(crate) struct State {
 #[derive(Clone, Debug)]
 pub(crate) struct Signals(Arc<Mutex<State>>);
 
-/// Whether this is the first signal again: `timeout` and others send one to a process, and at once to its group. `first`
+/// Says whether this is the first signal again: `timeout` and others send one to a process, and at once to its group. `first`
 /// is that signal, and how long ago it came.
 pub(crate) fn is_echo_of(first: Option<(u8, Duration)>, signal: u8) -> bool {
     first.is_some_and(|(first, since)| signal == first && since < crate::times::ECHO_WITHIN)

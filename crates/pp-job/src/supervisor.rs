@@ -322,7 +322,7 @@ impl SupervisedJob {
     }
 }
 
-/// Whether a rank, which was not reaped, has not ended.
+/// Says whether a rank, which was not reaped, has not ended.
 fn is_alive(pid: u32) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
     let ended = Pid::from_raw(pid.cast_signed()).map(|pid| waitid(WaitId::Pid(pid), options));

@@ -262,7 +262,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Whether the file needs the NVIDIA driver, which this machine does not have.
+    /// Says whether the file needs the NVIDIA driver, which this machine does not have.
     #[must_use]
     pub fn lacks_driver(&self) -> bool {
         matches!(self, LoadError::NeedsLibrary { library, .. } if is_driver(library))

@@ -152,7 +152,7 @@ impl<H> TensorsIn<H> {
         }
     }
 
-    /// Whether it lies in device memory; `None` where its memory is that of a group's leader.
+    /// Says whether it lies in device memory; `None` where its memory is that of a group's leader.
     #[must_use]
     pub fn is_on_device(&self) -> Option<bool> {
         match self.memory {

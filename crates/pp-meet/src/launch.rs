@@ -101,7 +101,7 @@ impl Launch {
         self.launcher
     }
 
-    /// Whether what started this rank ends or restarts all ranks together, as torchrun, `srun` and `mpirun` do.
+    /// Says whether what started this rank ends or restarts all ranks together, as torchrun, `srun` and `mpirun` do.
     #[must_use]
     pub fn is_all_or_none(&self) -> bool {
         self.is_all_or_none

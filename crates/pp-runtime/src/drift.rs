@@ -32,10 +32,10 @@ pub trait Digester {
     type Tx;
     /// A slot to read.
     type Rx;
-    /// Digests that were asked for.
+    /// Names digests that were asked for.
     type Ticket;
 
-    /// Whether a ticket can be read as soon as it is there.
+    /// Says whether a ticket can be read as soon as it is there.
     const AT_ONCE: bool;
 
     /// Makes room for payloads of so many bytes, and for so many tickets at a time. Nothing is verified before that.
@@ -51,24 +51,24 @@ pub trait Digester {
         payload: Option<&Self::Rx>,
     ) -> StageResult<Self::Ticket>;
 
-    /// Whether the ticket can be read.
+    /// Says whether the ticket can be read.
     fn is_there(&self, ticket: &Self::Ticket) -> StageResult<bool>;
 
-    /// What was found, once it is there.
+    /// Reads what was found, once it is there.
     fn read(&mut self, ticket: Self::Ticket) -> StageResult<DigestPair>;
 
-    /// The ticket is not read any more.
+    /// Gives the ticket up: it is not read any more.
     fn drop_unread(&mut self, ticket: Self::Ticket);
 }
 
-/// The digests of one payload.
+/// Holds the digests of one payload.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DigestPair {
-    /// As its seal says.
+    /// What its seal says they were.
     pub stated: Digests,
-    /// As its tensors are.
+    /// What its tensors have now.
     pub computed: Digests,
-    /// What that took.
+    /// How long that took.
     pub cost_ns: u64,
 }
 
@@ -115,23 +115,23 @@ impl Verifier {
         }
     }
 
-    /// Whether any chunk is verified.
+    /// Says whether any chunk is verified.
     pub fn is_on(&self) -> bool {
         self.every != Verify::Off
     }
 
-    /// Whether the chunk is verified.
+    /// Says whether the chunk is verified.
     pub fn is_due(&self, chunk: ChunkIndex) -> bool {
         self.every.is_due(chunk.get())
     }
 
-    /// Bytes of a slot behind its tensors, for the seal and what lies in front of it.
+    /// Gives the bytes of a slot behind its tensors, for the seal and what lies in front of it.
     pub fn room(&self) -> u64 {
         let seal = 8 * MAX_TENSORS as u64 + TENSOR_ALIGN_BYTES;
         if self.is_on() { seal } else { 0 }
     }
 
-    /// These tensors with a seal; `None` where nothing is verified.
+    /// Adds a seal to these tensors; `None` where nothing is verified.
     ///
     /// # Errors
     /// A payload has no room for one tensor more.
@@ -143,7 +143,7 @@ impl Verifier {
         self.is_on().then(sealed).transpose()
     }
 
-    /// At the source: seals a chunk that was just made.
+    /// Seals a chunk that the source just made.
     ///
     /// # Errors
     /// The digester's.
@@ -223,7 +223,7 @@ impl Verifier {
         Ok(())
     }
 
-    /// Whether all that was issued for it is done.
+    /// Says whether all that was issued for it is done.
     ///
     /// # Errors
     /// The digester's.
@@ -269,7 +269,7 @@ impl Verifier {
         })
     }
 
-    /// Whether the tensors arrived as their maker has sealed them.
+    /// Says whether the tensors arrived as their maker has sealed them.
     fn arrived<S>(&self, check: &Check<S>, found: DigestPair) -> StageResult<DigestPair> {
         let maker = self.stage(check.maker);
         let (from, stated) = (said(maker), found.stated.seal());

@@ -42,7 +42,7 @@ impl Doing {
         (Self::Work, "work"),
     ];
 
-    /// Whether a stage is at work, which may take its time, rather than the transport.
+    /// Says whether a stage is at work, which may take its time, rather than the transport.
     fn is_stage(self) -> bool {
         matches!(self, Self::Source | Self::Build | Self::Work)
     }

@@ -252,7 +252,7 @@ pub trait Source<Tx> {
     fn build(&mut self, place: Place, slot: &mut Tx)
     -> StageResult<Built<Self::Plan, Self::Carry>>;
 
-    /// Whether the device is done that works on a chunk which was built. Asked again and again, for the oldest such chunk
+    /// Says whether the device is done that works on a chunk which was built. Asked again and again, for the oldest such chunk
     /// first, and once more before [`Source::accepted`].
     ///
     /// # Errors
@@ -431,7 +431,7 @@ pub trait Sink<Rx> {
     /// What it keeps of a chunk while a device works on it.
     type Kept;
 
-    /// Whether it would take a chunk now, beside so many that a device works on; the bell rings when that changes.
+    /// Says whether it would take a chunk now, beside so many that a device works on; the bell rings when that changes.
     ///
     /// # Errors
     /// The sink is broken.

@@ -234,7 +234,7 @@ impl Switch {
             .ending
     }
 
-    /// Whether a drain was asked for.
+    /// Says whether a drain was asked for.
     pub fn is_draining(&self) -> bool {
         self.drain_signal().is_some()
     }
@@ -340,12 +340,12 @@ impl Switch {
         self.asked().is_source_done
     }
 
-    /// Whether the source stands on this rank, and its driver needs nothing more of other ranks.
+    /// Says whether the source stands on this rank, and its driver needs nothing more of other ranks.
     pub(crate) fn is_served_here(&self) -> bool {
         self.0.rank == SOURCE && self.asked().is_source_done
     }
 
-    /// Whether the driver needs nothing more of other ranks.
+    /// Says whether the driver needs nothing more of other ranks.
     pub fn is_served(&self) -> bool {
         self.asked().ending.is_served()
     }
@@ -386,7 +386,7 @@ impl Switch {
         CacheEpoch::new(self.0.oldest.load(Ordering::Acquire))
     }
 
-    /// Whether the rank `rank` has closed its side in good order, or was lost.
+    /// Says whether the rank `rank` has closed its side in good order, or was lost.
     pub(crate) fn has_left(&self, rank: Rank) -> bool {
         self.0.left.load(Ordering::Acquire) & bit(rank) != 0
     }

@@ -68,7 +68,7 @@ fn wait(stream: &Stream) {
     }
 }
 
-/// Whether any looked-at byte of the device's memory differs from `value`.
+/// Says whether any looked-at byte of the device's memory differs from `value`.
 fn differs(device: &Device, stream: &Stream, address: u64, value: u8) -> bool {
     let mut seen = PinnedBuffer::new(device, SAMPLE).unwrap();
     [0, BYTES / 2, BYTES - SAMPLE].into_iter().any(|at| {

@@ -176,7 +176,7 @@ fn side(name: &str, value: &str) -> Result<u32, HeaderFault> {
     }
 }
 
-/// Whether frames are two fields. What is not known (`I?`) counts as progressive.
+/// Says whether frames are two fields. What is not known (`I?`) counts as progressive.
 fn interlacing(value: &str) -> Result<bool, HeaderFault> {
     match value {
         "p" | "?" => Ok(false),

@@ -24,7 +24,7 @@ pub(crate) struct CutDetector {
 }
 
 impl CutDetector {
-    /// Whether a hard cut lies between the frame seen before and the one that has this grid. The first frame is none.
+    /// Says whether a hard cut lies between the frame seen before and the one that has this grid. The first frame is none.
     pub(crate) fn is_cut(&mut self, now: Grid) -> bool {
         let Some(last) = self.last.replace(now) else {
             return false;

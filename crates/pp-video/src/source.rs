@@ -287,7 +287,7 @@ impl Work {
         (chunk, ChunkEnd::Full)
     }
 
-    /// Whether there is a cut before the next frame, which has this grid.
+    /// Says whether there is a cut before the next frame, which has this grid.
     fn is_cut(&mut self, grid: Option<Grid>) -> bool {
         let is_known = std::mem::take(&mut self.begins_at_cut);
         is_known || grid.is_some_and(|grid| self.detector.is_cut(grid))

@@ -241,7 +241,7 @@ impl<W: GroupWords> Counts<W> {
         self.call = call;
     }
 
-    /// Whether a member has entered the collective that this one is in.
+    /// Says whether a member has entered the collective that this one is in.
     pub fn has_entered(&self, member: usize) -> Result<bool, Stop> {
         let words = self.words.member(member);
         let entered = words.entered.load(Ordering::Acquire);
@@ -265,7 +265,7 @@ impl<W: GroupWords> Counts<W> {
         Ok(true)
     }
 
-    /// Whether the slot of the next piece is free: all have consumed what was in it.
+    /// Says whether the slot of the next piece is free: all have consumed what was in it.
     pub fn may_publish(&mut self) -> Result<bool, Stop> {
         if self.given >= self.steps + SLOTS {
             return Ok(false);
@@ -273,7 +273,7 @@ impl<W: GroupWords> Counts<W> {
         self.have_consumed((self.given + 1).saturating_sub(SLOTS))
     }
 
-    /// Whether all have consumed so many steps.
+    /// Says whether all have consumed so many steps.
     fn have_consumed(&mut self, steps: u64) -> Result<bool, Stop> {
         for member in self.others() {
             let word = &self.words.member(member).consumed.0;
@@ -303,7 +303,7 @@ impl<W: GroupWords> Counts<W> {
         published.store(self.given, Ordering::Release);
     }
 
-    /// Whether a member's piece of this step is in its slot.
+    /// Says whether a member's piece of this step is in its slot.
     pub fn has_published(&mut self, member: usize) -> Result<bool, Stop> {
         let word = &self.words.member(member).published.0;
         let seen = &mut self.published[member];
@@ -350,7 +350,7 @@ impl<W: GroupWords> Counts<W> {
         words.begun.store(transfers, Ordering::Release);
     }
 
-    /// Whether the other member is in the transfer too, and the staging of its sender is free.
+    /// Says whether the other member is in the transfer too, and the staging of its sender is free.
     pub fn has_begun(&mut self, side: Side, other: usize, bytes: u64) -> Result<bool, Stop> {
         let transfers = self.moved(side, other).transfers;
         let words = self.other_side(side, other);
@@ -375,7 +375,7 @@ impl<W: GroupWords> Counts<W> {
         }
     }
 
-    /// Whether this member may move piece `piece` of the transfer: the sender when its slot is free, the receiver when it
+    /// Says whether this member may move piece `piece` of the transfer: the sender when its slot is free, the receiver when it
     /// is published.
     pub fn may_move(&mut self, side: Side, other: usize, piece: u64) -> Result<bool, Stop> {
         let base = self.moved(side, other).pieces;

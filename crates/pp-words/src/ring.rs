@@ -88,7 +88,7 @@ impl<W: Deref<Target = RingWords>, D: RingBytes> RingSender<W, D> {
         }
     }
 
-    /// Whether a frame of this many bytes can be pushed now.
+    /// Says whether a frame of this many bytes can be pushed now.
     pub fn has_room(&mut self, frame: usize) -> bool {
         let need = record_bytes(frame);
         let capacity = self.data.len() as u64;

@@ -21,7 +21,7 @@ pub struct SlotWord(AtomicU32);
 const WITH_PRODUCER: u32 = 0;
 const WITH_CONSUMER: u32 = 1;
 
-/// Whether the consumer has the slot. With the two below: for a lane whose peer cannot reach the
+/// Says whether the consumer has the slot. With the two below: for a lane whose peer cannot reach the
 /// word, so that its messages move it.
 pub fn is_with_consumer(word: &SlotWord) -> bool {
     word.0.load(Ordering::Acquire) == WITH_CONSUMER
@@ -169,7 +169,7 @@ impl<W: SlotWords> Producer<W> {
         }
     }
 
-    /// Whether every slot is here: free, leased, or given back without a handle that waits for it.
+    /// Says whether every slot is here: free, leased, or given back without a handle that waits for it.
     pub fn are_all_back(&self) -> bool {
         (0..self.words.depth()).all(|slot| {
             let seen = self.own[slot as usize].load(Ordering::Relaxed);
@@ -225,7 +225,7 @@ impl<W: SlotWords> Consumer<W> {
         self.words.depth()
     }
 
-    /// Whether the producer has handed the slot over.
+    /// Says whether the producer has handed the slot over.
     pub fn is_here(&self, slot: u32) -> bool {
         is_with_consumer(self.words.word(slot))
     }

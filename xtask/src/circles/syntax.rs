@@ -51,7 +51,7 @@ pub(super) fn without_tests(tokens: TokenStream) -> TokenStream {
     kept.into_iter().collect()
 }
 
-/// Whether these tokens are a `cfg` that holds for tests or loom only.
+/// Says whether these tokens are a `cfg` that holds for tests or loom only.
 fn is_left_out(attribute: TokenStream) -> bool {
     match syn::parse2::<Meta>(attribute) {
         Ok(Meta::List(list)) if list.path.is_ident("cfg") => list

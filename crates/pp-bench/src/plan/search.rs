@@ -30,7 +30,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Whether its period is shorter; among equals, whether it has fewer edges.
+    /// Says whether its period is shorter; among equals, whether it has fewer edges.
     pub(super) fn is_better_than(&self, other: &Self) -> bool {
         is_better((self.period_ms, self.edges), other)
     }
@@ -160,7 +160,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Whether what is placed so far can still be better than the best.
+    /// Says whether what is placed so far can still be better than the best.
     fn is_promising(&self) -> bool {
         let period_ms = self.chain.period_ms(&self.loads, self.edges);
         is_better((period_ms.max(self.least_ms), self.edges), &self.best)

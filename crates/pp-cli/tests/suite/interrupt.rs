@@ -170,7 +170,7 @@ fn a_signal_to_any_rank_of_a_launcher_ends_the_job() {
     }
 }
 
-/// Whether a process does something about SIGINT.
+/// Says whether a process does something about SIGINT.
 fn handles_interrupts(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));

@@ -57,7 +57,7 @@ impl Clocks {
         }
     }
 
-    /// Whether `before` must have happened when `after` happens.
+    /// Says whether `before` must have happened when `after` happens.
     pub(crate) fn is_ordered(&self, graph: &Graph, before: usize, after: usize) -> bool {
         let node = &graph.nodes[before];
         before != after && self.ticks[after * self.timelines + node.timeline] >= node.tick

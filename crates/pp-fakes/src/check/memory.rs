@@ -126,7 +126,7 @@ impl Checker<'_> {
         wrong
     }
 
-    /// Whether every byte that it reads must have been written: not the byte that tries out a connection.
+    /// Says whether every byte that it reads must have been written: not the byte that tries out a connection.
     fn is_held_to_it(&self, access: Access) -> bool {
         let gaps_are_fine = match self.fresh {
             Fresh::Whole => false,
@@ -136,7 +136,7 @@ impl Checker<'_> {
         !access.is_trial && !gaps_are_fine
     }
 
-    /// Whether anything was written there.
+    /// Says whether anything was written there.
     fn is_written(&self, cell: &Cell) -> bool {
         let begins = |write: usize| self.graph.accesses[write].kind == Kind::Begin;
         cell.write.is_some_and(|write| !begins(write))

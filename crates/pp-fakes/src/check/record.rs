@@ -90,7 +90,7 @@ impl Line {
         })
     }
 
-    /// Whether a call that can say "no" said yes.
+    /// Says whether a call that can say "no" said yes.
     pub fn succeeded(&self) -> bool {
         self.number("rc").unwrap_or(0) == 0
     }

@@ -89,7 +89,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether a rule was broken.
+    /// Says whether a rule was broken.
     pub fn broke(&self, rule: Rule) -> bool {
         self.violations
             .iter()

@@ -17,14 +17,14 @@ const MAX_LINKS: usize = 40;
 /// Device number of `/dev/null`, which any number of results may go to.
 const NULL: (u32, u32) = (1, 3);
 
-/// Whether this path is standard output, as far as its name says.
+/// Says whether this path is standard output, as far as its name says.
 pub fn is_stdout(path: &Path) -> bool {
     ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"]
         .iter()
         .any(|name| path == Path::new(name))
 }
 
-/// Whether this path leads through a descriptor of a process, as `/dev/fd/5` and `/dev/stderr` do.
+/// Says whether this path leads through a descriptor of a process, as `/dev/fd/5` and `/dev/stderr` do.
 pub(super) fn is_descriptor(path: &Path) -> bool {
     behind_links(path).any(|path| {
         let folder = path.parent().and_then(|to| fs::canonicalize(to).ok());

@@ -37,7 +37,7 @@ pub(crate) fn discard_hidden(folder: &Path) {
     }
 }
 
-/// Whether there is a hidden file to remove.
+/// Says whether there is a hidden file to remove.
 pub(crate) fn has_hidden() -> bool {
     !hidden().is_empty()
 }
@@ -61,7 +61,7 @@ pub fn write_file(
     file.commit()
 }
 
-/// Whether a file could be written there; leaves nothing behind.
+/// Says whether a file could be written there; leaves nothing behind.
 ///
 /// # Errors
 /// As [`StagedFile::create`].
@@ -268,7 +268,7 @@ fn is_direct(metadata: &fs::Metadata) -> bool {
     kind.is_fifo() || kind.is_char_device() || kind.is_block_device()
 }
 
-/// Whether this user may replace the file. A rename asks the folder alone, so a write-protected file would go, too; and in a
+/// Says whether this user may replace the file. A rename asks the folder alone, so a write-protected file would go, too; and in a
 /// folder with the sticky bit the kernel would say so only when all work is done.
 fn may_be_replaced(path: &Path, there: &fs::Metadata) -> bool {
     let denied = rustix::fs::access(path, Access::WRITE_OK).err();

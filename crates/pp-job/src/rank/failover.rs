@@ -78,7 +78,7 @@ impl Failover {
         self.left_behind.store(true, Ordering::Release);
     }
 
-    /// Whether a thread of this generation may be inside the backend's library for good.
+    /// Says whether a thread of this generation may be inside the backend's library for good.
     pub(crate) fn has_left_behind(&self) -> bool {
         self.left_behind.load(Ordering::Acquire)
     }

@@ -54,7 +54,7 @@ fn times(recording: &Recording) -> (i128, i128) {
     (realtime_ns - i128::from(began), realtime_ns)
 }
 
-/// Whether it can be an earlier life of the same rank: its generations are all earlier.
+/// Says whether it can be an earlier life of the same rank: its generations are all earlier.
 fn is_before(earlier: &Recording, later: &Recording) -> bool {
     let last = earlier.operations.iter().map(|o| o.generation).max();
     let first = later.operations.iter().map(|o| o.generation).min();

@@ -75,7 +75,7 @@ pub(super) fn story(
     }
 }
 
-/// Whether a wait is long beside what was usual at this rank.
+/// Says whether a wait is long beside what was usual at this rank.
 fn is_long(own: &Ranked, wait: &Wait) -> bool {
     let mut begun: Vec<u64> = own.operations().map(|o| o.prepared_ns).collect();
     begun.sort_unstable();

@@ -150,7 +150,7 @@ impl Core {
         }
     }
 
-    /// Whether this rank would be started again.
+    /// Says whether this rank would be started again.
     fn may_restart(&self, rank: Rank) -> bool {
         let is_other = |at: &usize| *at != rank.get() as usize;
         // Each process that was killed to be replaced has a restart of its own.

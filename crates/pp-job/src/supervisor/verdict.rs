@@ -26,7 +26,7 @@ pub(super) struct End {
 }
 
 impl End {
-    /// Whether it did its work, or as much of it as a signal allowed.
+    /// Says whether it did its work, or as much of it as a signal allowed.
     pub(super) fn is_good(&self) -> bool {
         self.code() == Some(0) || self.interrupted_by().is_some()
     }
@@ -60,7 +60,7 @@ impl End {
         })
     }
 
-    /// Whether it ended because of what it did, and was not stopped, killed or left by another.
+    /// Says whether it ended because of what it did, and was not stopped, killed or left by another.
     pub(super) fn is_own_doing(&self, reports: &[Reported]) -> bool {
         let outside = [SIGINT, SIGTERM, SIGHUP, SIGKILL];
         let is_outside = self
@@ -87,7 +87,7 @@ impl End {
         }
     }
 
-    /// Whether it did not handle signals yet, and one that asks for an end ended it.
+    /// Says whether it did not handle signals yet, and one that asks for an end ended it.
     fn is_interrupted_at_once(&self) -> bool {
         let asks = |signal| [SIGINT, SIGTERM, SIGHUP].contains(&signal);
         self.signal().is_some_and(asks)
@@ -101,13 +101,13 @@ impl End {
         self.status.and_then(|s| s.code())
     }
 
-    /// Whether rank 0 may not know why: it ended well, because it was told to or because a plugin
+    /// Says whether rank 0 may not know why: it ended well, because it was told to or because a plugin
     /// calls `exit`; or it panicked.
     pub(super) fn is_silent(&self) -> bool {
         self.is_good() || self.code() == Some(i32::from(code_of(FaultKind::Internal)))
     }
 
-    /// Whether another process in its place may fare better: it was killed, or ended because a rank
+    /// Says whether another process in its place may fare better: it was killed, or ended because a rank
     /// or a device was gone or silent.
     pub(super) fn is_worth_a_restart(&self) -> bool {
         let is_worth = |code| {
@@ -142,7 +142,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Whether this process ended because of this rank, as it says.
+    /// Says whether this process ended because of this rank, as it says.
     pub(super) fn blames(&self, pid: u32, rank: Rank) -> bool {
         self.reports.iter().any(|report| report.blames(pid, rank))
     }

@@ -57,12 +57,12 @@ impl Share {
         })
     }
 
-    /// Whether it begins with the guide of another part.
+    /// Says whether it begins with the guide of another part.
     pub(crate) fn has_guide(&self) -> bool {
         self.first > 0
     }
 
-    /// Whether its last pass is the last of all.
+    /// Says whether its last pass is the last of all.
     pub(crate) fn ends(&self) -> bool {
         self.end == self.steps
     }

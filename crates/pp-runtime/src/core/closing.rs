@@ -20,7 +20,7 @@ impl<L, C, W> RankCore<L, C, W> {
         self.stages[stage].has_closed = true;
     }
 
-    /// Whether nothing more is needed of other ranks: no chunk will be admitted, and each that the sink does not have
+    /// Says whether nothing more is needed of other ranks: no chunk will be admitted, and each that the sink does not have
     /// waits, with all that belongs to it, before stages that stand on this rank to the last. `is_here` says whether all
     /// of a waiting chunk is here.
     pub fn is_served(&mut self, mut is_here: impl FnMut(&mut C) -> bool) -> bool {
@@ -57,18 +57,18 @@ impl<L, C, W> RankCore<L, C, W> {
         needed.all(|chunk| here.contains(&chunk))
     }
 
-    /// Whether this is the rank of the source and all is done but the goodbyes: the sink has all chunks, and if it is on
+    /// Says whether this is the rank of the source and all is done but the goodbyes: the sink has all chunks, and if it is on
     /// another rank it has said so.
     pub fn is_closing(&self) -> bool {
         self.ledger.is_some() && self.stages[0].has_closed && self.has_heard_sink()
     }
 
-    /// Whether the stages behind this one were told that nothing more comes.
+    /// Says whether the stages behind this one were told that nothing more comes.
     pub fn has_closed(&self, stage: usize) -> bool {
         self.stages[stage].has_closed
     }
 
-    /// Whether the last word of the sink is here, where it comes from another rank.
+    /// Says whether the last word of the sink is here, where it comes from another rank.
     pub fn has_heard_sink(&self) -> bool {
         self.stages.first().is_none_or(|state| {
             let comes =
@@ -101,7 +101,7 @@ impl<L, C, W> RankCore<L, C, W> {
             })
     }
 
-    /// Whether nothing more comes to a stage, but for what is inside of its ring.
+    /// Says whether nothing more comes to a stage, but for what is inside of its ring.
     fn is_closed_before(&self, stage: &LocalStage) -> bool {
         if stage.is_source() {
             return self.ledger.as_ref().is_some_and(Ledger::is_done);

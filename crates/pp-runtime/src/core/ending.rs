@@ -89,13 +89,13 @@ impl Ending {
         Self::ALL[usize::from(number)]
     }
 
-    /// Whether the source needs no other rank, and nothing has stopped this one.
+    /// Says whether the source needs no other rank, and nothing has stopped this one.
     #[must_use]
     pub fn is_served(self) -> bool {
         matches!(self, Self::Served | Self::Alone)
     }
 
-    /// Whether a fault has stopped the rank.
+    /// Says whether a fault has stopped the rank.
     #[must_use]
     pub fn is_stopped(self) -> bool {
         self >= Self::Lost

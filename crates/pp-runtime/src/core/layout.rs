@@ -51,13 +51,13 @@ pub struct LocalStage {
 }
 
 impl LocalStage {
-    /// Whether it is the first stage.
+    /// Says whether it is the first stage.
     #[must_use]
     pub const fn is_source(&self) -> bool {
         self.at == 0
     }
 
-    /// Whether this rank does in it what the leader does.
+    /// Says whether this rank does in it what the leader does.
     #[must_use]
     pub const fn follows(&self) -> bool {
         matches!(self.membership, Membership::Follows)

@@ -142,7 +142,7 @@ impl<L> Ledger<L> {
         self.offered == Offered::Unknown
     }
 
-    /// Whether a chunk is in flight or offered, and goes on without another word of the source. In a fixed order the next
+    /// Says whether a chunk is in flight or offered, and goes on without another word of the source. In a fixed order the next
     /// turn may be of a chunk that the source has not offered yet.
     pub(super) fn holds_chunk(&self) -> bool {
         let has_room = self.in_flight() < self.depth;

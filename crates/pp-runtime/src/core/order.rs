@@ -308,7 +308,7 @@ impl Turns {
         Some(ChunkIndex::new(own.chunk))
     }
 
-    /// Whether the stage puts something off of the chunk that it runs.
+    /// Says whether the stage puts something off of the chunk that it runs.
     pub(super) fn puts_off(&self, stage: usize, chunk: ChunkIndex) -> bool {
         let chunk = chunk.get().wrapping_sub(self.first);
         let later = Turn::Later(Task { stage, chunk });

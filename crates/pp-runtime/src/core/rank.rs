@@ -97,25 +97,25 @@ impl<L, C, W> RankCore<L, C, W> {
         }
     }
 
-    /// Whether this is the sink, and it has the chunk.
+    /// Says whether this is the sink, and it has the chunk.
     pub(super) fn has_taken(&self, stage: usize, ticket: &Ticket) -> bool {
         // In a fixed order they come in any order, and none comes twice.
         self.turns.is_none() && self.stages[stage].stage.is_sink && ticket.chunk < self.not_taken
     }
 
-    /// Whether a hard cut made the chunk stale. Only a leader decides; the other members finish what it has begun.
+    /// Says whether a hard cut made the chunk stale. Only a leader decides; the other members finish what it has begun.
     pub(super) fn is_stale(&self, stage: usize, ticket: &Ticket) -> bool {
         let follows = self.stages[stage].stage.follows();
         !follows && (ticket.is_stale || ticket.epoch < self.oldest)
     }
 
-    /// Whether a chunk waits that the leader of a group has begun: the other members wait for this rank in a collective.
+    /// Says whether a chunk waits that the leader of a group has begun: the other members wait for this rank in a collective.
     pub fn is_told(&self) -> bool {
         let mut stages = self.stages.iter();
         stages.any(|state| state.stage.follows() && !state.waiting[ONWARD].is_empty())
     }
 
-    /// Whether the source should be asked for the next chunk.
+    /// Says whether the source should be asked for the next chunk.
     pub fn wants_offer(&self) -> bool {
         self.ledger.as_ref().is_some_and(Ledger::wants_offer)
     }
@@ -209,12 +209,12 @@ impl<L, C, W> RankCore<L, C, W> {
         self.attempt
     }
 
-    /// Whether a chunk goes on behind a stage: it is of the attempt that goes on, and somebody needs it.
+    /// Says whether a chunk goes on behind a stage: it is of the attempt that goes on, and somebody needs it.
     pub fn is_current(&self, ticket: &Ticket) -> bool {
         ticket.attempt >= self.attempt && !self.is_needless(ticket.chunk)
     }
 
-    /// Whether the rank is alone, and no stage has to work on this chunk: the sink has it, or works on it as it came before.
+    /// Says whether the rank is alone, and no stage has to work on this chunk: the sink has it, or works on it as it came before.
     /// Its payload may never come.
     fn is_needless(&self, chunk: ChunkIndex) -> bool {
         let Some(ledger) = self.ledger.as_ref().filter(|_| self.is_alone()) else {
@@ -405,7 +405,7 @@ impl<L, C, W> RankCore<L, C, W> {
         self.ledger.as_ref().map_or(0, Ledger::in_flight)
     }
 
-    /// Whether a chunk is in flight or offered, and goes on without another word of the source; never on a rank without
+    /// Says whether a chunk is in flight or offered, and goes on without another word of the source; never on a rank without
     /// the source.
     pub fn holds_chunk(&self) -> bool {
         self.ledger.as_ref().is_some_and(Ledger::holds_chunk)
@@ -416,7 +416,7 @@ impl<L, C, W> RankCore<L, C, W> {
         self.ledger.iter().flat_map(Ledger::not_accepted)
     }
 
-    /// Whether a chunk waits or is worked on here, or was admitted here and not accepted.
+    /// Says whether a chunk waits or is worked on here, or was admitted here and not accepted.
     pub fn is_busy(&self) -> bool {
         self.in_flight() > 0 || !self.stages.iter().all(StageState::is_empty)
     }

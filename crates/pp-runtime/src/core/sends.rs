@@ -26,7 +26,7 @@ impl<H> Sends<H> {
         self.0.push_back(send);
     }
 
-    /// Whether all sends are done and seen to be.
+    /// Says whether all sends are done and seen to be.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

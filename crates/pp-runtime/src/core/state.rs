@@ -37,7 +37,7 @@ impl<C, W> StageState<C, W> {
         }
     }
 
-    /// Whether this is the sink, and a device works on the chunk for it.
+    /// Says whether this is the sink, and a device works on the chunk for it.
     pub(super) fn is_taking(&self, chunk: ChunkIndex) -> bool {
         let mut working = self.working.iter();
         self.stage.is_sink && working.any(|(ticket, _)| ticket.chunk == chunk)

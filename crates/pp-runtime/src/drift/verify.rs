@@ -14,7 +14,7 @@ pub enum Verify {
 }
 
 impl Verify {
-    /// Whether the chunk with this index is verified.
+    /// Says whether the chunk with this index is verified.
     pub fn is_due(self, chunk: u64) -> bool {
         matches!(self, Self::Every(every) if chunk % every == 0)
     }

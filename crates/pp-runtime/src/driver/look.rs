@@ -45,7 +45,7 @@ where
         Ok(())
     }
 
-    /// Whether nothing more is needed of other ranks. Of a sink on another rank its last word is: it has stored all.
+    /// Says whether nothing more is needed of other ranks. Of a sink on another rank its last word is: it has stored all.
     pub(super) fn is_served(&mut self) -> Result<bool, Fault> {
         if !self.run.core.has_heard_sink() {
             return Ok(false);
@@ -70,7 +70,7 @@ where
         stages.any(|stage| self.run.core.working(stage).any(is_under_way))
     }
 
-    /// Whether a chunk, or what was sent of one, is on its way.
+    /// Says whether a chunk, or what was sent of one, is on its way.
     pub(super) fn is_in_flight(&self) -> bool {
         self.run.core.is_busy() || self.run.outbox.is_sending()
     }
@@ -113,7 +113,7 @@ where
         }
     }
 
-    /// Whether the other ranks owe only the answer to the goodbye, and do not give it.
+    /// Says whether the other ranks owe only the answer to the goodbye, and do not give it.
     pub(super) fn is_unanswered(&self) -> bool {
         let is_first = self
             .run
@@ -129,7 +129,7 @@ where
         is_late
     }
 
-    /// Whether an edge to this rank is still needed.
+    /// Says whether an edge to this rank is still needed.
     pub(super) fn is_missed(&self, peer: Rank) -> bool {
         !self.is_alone() && (self.goodbye.is_none() || self.run.inbox.is_open_from(peer))
     }

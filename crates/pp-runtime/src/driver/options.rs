@@ -45,7 +45,7 @@ impl RankOptions {
         }
     }
 
-    /// Whether payloads are kept until the sink has accepted their chunks.
+    /// Says whether payloads are kept until the sink has accepted their chunks.
     pub(super) fn keeps(&self) -> bool {
         self.restarts > 0
     }

@@ -146,7 +146,7 @@ impl Serialize for WhyNull {
 }
 
 impl Measures {
-    /// Whether the times bear the mark of a scheduling fault: a stage of another rank waits as long as the sink works on
+    /// Says whether the times bear the mark of a scheduling fault: a stage of another rank waits as long as the sink works on
     /// rank 0, little is hidden and both queues are near empty. Then each chunk was sent only after the sink had taken the
     /// one before.
     pub fn looks_serial(&self) -> bool {

@@ -173,7 +173,7 @@ impl RankMeasures {
     }
 }
 
-/// Whether a rank was lost, or not yet there again, between the first of these chunks and the last.
+/// Says whether a rank was lost, or not yet there again, between the first of these chunks and the last.
 fn spans(measured: &[ChunkPair<'_>], restart: &Restart) -> bool {
     let (Some(first), Some(last)) = (measured.first(), measured.last()) else {
         return false;

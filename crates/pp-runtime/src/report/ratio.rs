@@ -79,7 +79,7 @@ impl Measures {
         missing.into_iter().map(line).collect()
     }
 
-    /// Whether the period has a median that is far from its mean.
+    /// Says whether the period has a median that is far from its mean.
     pub fn is_uneven(&self) -> bool {
         let period = self.period_ms.zip(self.period_mean_ms);
         period.is_some_and(|(median, mean)| are_far_apart(median, mean))

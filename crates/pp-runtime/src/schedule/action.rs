@@ -79,7 +79,7 @@ impl Op {
         all.find(|op| op.name() == name)
     }
 
-    /// Whether it is about a whole stage and names no microbatch.
+    /// Says whether it is about a whole stage and names no microbatch.
     #[must_use]
     pub const fn is_of_stage(self) -> bool {
         matches!(
@@ -88,7 +88,7 @@ impl Op {
         )
     }
 
-    /// Whether it computes: `F`, `I`, `W` or `B`.
+    /// Says whether it computes: `F`, `I`, `W` or `B`.
     #[must_use]
     pub const fn is_compute(self) -> bool {
         matches!(

@@ -88,12 +88,12 @@ impl Kind {
         }
     }
 
-    /// Whether its stages go up the ranks and down again: stage s on rank s, then on rank 2P-1-s.
+    /// Says whether its stages go up the ranks and down again: stage s on rank s, then on rank 2P-1-s.
     pub(super) const fn is_v(self) -> bool {
         matches!(self, Self::ZbV | Self::DualPipeV)
     }
 
-    /// Whether stages take turns by groups of microbatches, all of one size.
+    /// Says whether stages take turns by groups of microbatches, all of one size.
     const fn has_groups(self) -> bool {
         let zero_bubble = matches!(self, Self::InterleavedZeroBubble | Self::ZbH1);
         zero_bubble || matches!(self, Self::Interleaved)
@@ -107,7 +107,7 @@ impl Kind {
         }
     }
 
-    /// Whether it can be built at this size.
+    /// Says whether it can be built at this size.
     pub(super) fn takes(self, size: Size) -> Result<(), SizeError> {
         let Size {
             ranks,

@@ -106,7 +106,7 @@ impl Schedule {
         }
     }
 
-    /// Whether it has computations alone, and enough of them that the walk may keep a bit for each stage and microbatch.
+    /// Says whether it has computations alone, and enough of them that the walk may keep a bit for each stage and microbatch.
     fn is_complete(&self) -> Result<(), LowerError> {
         let mut forwards = vec![0; self.rank_of.len()];
         for (rank, steps) in (0..).zip(&self.ranks) {

@@ -72,7 +72,7 @@ impl Schedule {
         self.rank_of.len() as u32
     }
 
-    /// Whether it names sends and receives; else it is a list of computations.
+    /// Says whether it names sends and receives; else it is a list of computations.
     #[must_use]
     pub fn is_lowered(&self) -> bool {
         let mut actions = self.ranks.iter().flatten().flat_map(Step::actions);

@@ -288,7 +288,7 @@ impl<T> Core<T> {
         Some(*since + self.grace)
     }
 
-    /// Whether this peer, of which something came, is listened to.
+    /// Says whether this peer, of which something came, is listened to.
     fn hears(&mut self, at: usize, now: Instant) -> bool {
         self.peers[at].heard = now;
         self.peers[at].presence == Presence::There

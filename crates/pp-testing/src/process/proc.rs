@@ -16,7 +16,7 @@ fn tasks(pid: u32) -> impl Iterator<Item = std::path::PathBuf> {
     tasks.map(|task| task.path())
 }
 
-/// Whether the process runs. A zombie has ended.
+/// Says whether the process runs. A zombie has ended.
 pub fn is_alive(pid: u32) -> bool {
     let stat = file(pid, "stat");
     let stat = String::from_utf8_lossy(&stat);

@@ -206,7 +206,7 @@ impl Process {
         ended.map(|(at, status)| (at, code(status)))
     }
 
-    /// Whether it ends before the deadline.
+    /// Says whether it ends before the deadline.
     pub fn ends_by(&self, deadline: Instant) -> bool {
         self.seen.wait(deadline, |now| now.ended.is_some())
     }

@@ -17,7 +17,7 @@ use pp_transport::nccl::{Issuer, Nccl, NcclBackend};
 use crate::two_way::how;
 use pp_fakes::{Fakes, Loaded};
 
-/// Whether the tests run on real devices. Nothing is skipped then: what is missing fails.
+/// Says whether the tests run on real devices. Nothing is skipped then: what is missing fails.
 pub(crate) fn is_real() -> bool {
     std::env::var("PP_TEST_GPU").is_ok_and(|value| value == "real")
 }
@@ -63,7 +63,7 @@ impl Gate {
         gate
     }
 
-    /// Whether so many have come to it.
+    /// Says whether so many have come to it.
     pub(crate) fn was_reached_by(&self, count: u64) -> bool {
         std::fs::metadata(&self.reached).is_ok_and(|file| file.len() >= count)
     }

@@ -203,7 +203,7 @@ impl Entry {
         self
     }
 
-    /// Whether it takes a group.
+    /// Says whether it takes a group.
     fn is_of_group(&self) -> bool {
         self.how.role() == Some(Role::Member)
     }

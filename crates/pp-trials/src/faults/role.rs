@@ -14,7 +14,7 @@ pub(super) enum Role {
     Sink,
 }
 
-/// Whether the roles of this pipeline are ranks of their own, as the catalogue says of what each of them has to do.
+/// Says whether the roles of this pipeline are ranks of their own, as the catalogue says of what each of them has to do.
 ///
 /// # Errors
 /// The stage behind the source stands on the source's rank, too.

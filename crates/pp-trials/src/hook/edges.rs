@@ -124,7 +124,7 @@ impl<I: EdgeRx> FaultyIn<I> {
         }
     }
 
-    /// Whether results are kept back: when that of the hook's chunk is the next one due, until
+    /// Says whether results are kept back: when that of the hook's chunk is the next one due, until
     /// something of a later epoch was sent.
     fn is_deaf(&mut self) -> bool {
         let Some(is_cut) = self.arm.is_cut() else {

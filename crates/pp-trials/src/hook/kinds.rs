@@ -147,7 +147,7 @@ impl Break {
         }
     }
 
-    /// Whether the rank runs a stage together with others.
+    /// Says whether the rank runs a stage together with others.
     fn is_member(rank: Rank, pipeline: &Pipeline) -> bool {
         let mut stages = pipeline.stages_at(rank);
         stages.any(|(_, stage)| stage.ranks.len() > 1)
@@ -186,7 +186,7 @@ impl Break {
         }
     }
 
-    /// Whether it alters what a rank hears.
+    /// Says whether it alters what a rank hears.
     pub(super) fn is_heard(self) -> bool {
         self.place() == Place::Heard
     }

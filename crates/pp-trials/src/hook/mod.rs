@@ -166,14 +166,14 @@ impl Arm {
         }
     }
 
-    /// Whether it strikes here: on its rank, in the first `times` generations, so that a rank that was started again does
+    /// Says whether it strikes here: on its rank, in the first `times` generations, so that a rank that was started again does
     /// not fall over the same stone.
     fn is_mine(&self) -> bool {
         let generation = self.generation.get().map_or(0, Generation::get);
         self.hook.rank == self.me && generation < self.hook.times
     }
 
-    /// Whether this rank is to say that it has other kernels.
+    /// Says whether this rank is to say that it has other kernels.
     pub(crate) fn changes_weights(&self) -> bool {
         self.strikes(Break::ChangedWeights, self.hook.chunk)
     }
@@ -190,12 +190,12 @@ impl Arm {
         self.pipeline.stages().len() - 1
     }
 
-    /// Whether a slot of another edge is needed.
+    /// Says whether a slot of another edge is needed.
     fn sends_foreign_slots(&self) -> bool {
         self.is_mine() && self.hook.what == Break::ForeignSlot
     }
 
-    /// Whether `what` strikes now, at this chunk; says so, and does not strike again.
+    /// Says whether `what` strikes now, at this chunk; says so, and does not strike again.
     fn strikes(&self, what: Break, chunk: u64) -> bool {
         let now = self.is_due(what, chunk);
         if now {
@@ -204,7 +204,7 @@ impl Arm {
         now
     }
 
-    /// Whether `what` is to strike, and the run has come to its chunk.
+    /// Says whether `what` is to strike, and the run has come to its chunk.
     fn is_due(&self, what: Break, chunk: u64) -> bool {
         self.is_mine() && !self.struck.get() && self.hook.what == what && chunk >= self.hook.chunk
     }
@@ -226,7 +226,7 @@ impl Arm {
         }
     }
 
-    /// Whether something of a later epoch than the hook's chunk was sent, once that was sent.
+    /// Says whether something of a later epoch than the hook's chunk was sent, once that was sent.
     fn is_cut(&self) -> Option<bool> {
         let (_, now, _) = self.sent.get()?;
         Some(now != self.epoch_of_hook.get()?)
@@ -309,7 +309,7 @@ pub(crate) fn about(name: &str) -> String {
     Break::named(name).map_or_else(String::new, Break::about)
 }
 
-/// Whether a line of a rank says that its hook struck, rather than that it did not, or what came of it.
+/// Says whether a line of a rank says that its hook struck, rather than that it did not, or what came of it.
 pub(crate) fn is_strike(line: &str) -> bool {
     let said = line.strip_prefix(SAYS);
     said.is_some_and(|said| said.contains(" at chunk ") && !said.contains(AFTER))

@@ -114,7 +114,7 @@ impl Cell {
         cells
     }
 
-    /// Whether the stage's rank is started again, and the job goes on.
+    /// Says whether the stage's rank is started again, and the job goes on.
     pub(crate) fn restarts(self) -> bool {
         self.supervised && self.ours == Ours::Connect
     }

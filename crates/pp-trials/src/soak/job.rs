@@ -72,7 +72,7 @@ impl Job {
         found
     }
 
-    /// Whether it goes on; an error when it hangs.
+    /// Says whether it goes on; an error when it hangs.
     pub(super) fn goes_on(&mut self) -> Result<bool> {
         if self.process.ended().is_some() {
             return Ok(false);

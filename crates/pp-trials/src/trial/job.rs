@@ -88,7 +88,7 @@ impl Ground {
     }
 }
 
-/// Whether there are GPUs for so many ranks.
+/// Says whether there are GPUs for so many ranks.
 pub(crate) fn has_gpus(ranks: u32) -> bool {
     Device::count().is_ok_and(|count| count >= ranks)
 }

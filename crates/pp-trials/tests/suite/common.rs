@@ -29,7 +29,7 @@ pub(crate) fn meet_in(folder: &Folder, command: &mut Command) {
     }
 }
 
-/// Whether no part of the trials was chosen.
+/// Says whether no part of the trials was chosen.
 pub(crate) fn runs_all() -> bool {
     std::env::var_os("PP_TESTS_PART").is_some_and(|chosen_by| chosen_by == "all")
 }

@@ -93,7 +93,7 @@ impl GroupAbort {
         Some((call, members.ranks()[other]))
     }
 
-    /// Whether the group has ended, by this or by a failure.
+    /// Says whether the group has ended, by this or by a failure.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
         self.0.check().is_err()

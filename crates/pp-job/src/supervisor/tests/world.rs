@@ -275,7 +275,7 @@ impl World {
         })
     }
 
-    /// Whether all other ranks are there for rank 0, which waits.
+    /// Says whether all other ranks are there for rank 0, which waits.
     fn can_meet(&self) -> bool {
         let is_there = |rank: &Process| {
             !rank.is_stopped && (rank.step == Step::Waits || rank.step == Step::Runs)

@@ -76,7 +76,7 @@ impl<G: Gpu> StageState<G> {
     }
 }
 
-/// Whether the built-in CUDA kernels run in this context, which must be current: loads them, so that a session that is
+/// Says whether the built-in CUDA kernels run in this context, which must be current: loads them, so that a session that is
 /// opened later finds them there.
 ///
 /// # Errors

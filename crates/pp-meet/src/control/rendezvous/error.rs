@@ -185,7 +185,7 @@ pub enum RendezvousError {
 }
 
 impl RendezvousError {
-    /// Whether another rank did not come in time, as far as this rank can tell.
+    /// Says whether another rank did not come in time, as far as this rank can tell.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         let is_late = matches!(
@@ -195,7 +195,7 @@ impl RendezvousError {
         is_late || self.is_dismissal()
     }
 
-    /// Whether rank 0 had let this rank join, and waited for another in vain.
+    /// Says whether rank 0 had let this rank join, and waited for another in vain.
     #[must_use]
     pub fn is_dismissal(&self) -> bool {
         matches!(self, Self::Ended(fault) if fault.kind == FaultKind::TimedOut)

@@ -36,7 +36,7 @@ pub(super) struct Met {
     pub(super) turned_away: TurnedAway,
 }
 
-/// Whether this process may open no more descriptors.
+/// Says whether this process may open no more descriptors.
 fn is_own_limit(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error())
 }
@@ -100,7 +100,7 @@ struct Admission<'a> {
 }
 
 impl Admission<'_> {
-    /// Whether this is the first call with this key; a rank makes a new one for each.
+    /// Says whether this is the first call with this key; a rank makes a new one for each.
     fn is_new(&mut self, ephemeral: [u8; 32]) -> bool {
         if self.calls.contains(&ephemeral) {
             return false;

@@ -5,7 +5,7 @@ use pp_runtime::core::{ONWARD, Task, Ticket, Turn};
 use super::{Map, World, hold};
 
 impl Map {
-    /// Whether a step has begun when this chunk is admitted.
+    /// Says whether a step has begun when this chunk is admitted.
     pub(super) fn is_within_step(&self, chunk: u64) -> bool {
         let order = self.shape.orders.first();
         order.is_some_and(|order| !chunk.is_multiple_of(order.chunks()))

@@ -36,7 +36,7 @@ impl Map {
 }
 
 impl World {
-    /// Whether a rank may take in what is on an edge. Receives are issued behind the collectives that other ranks began
+    /// Says whether a rank may take in what is on an edge. Receives are issued behind the collectives that other ranks began
     /// before the payload was sent.
     pub(super) fn may_hear(&self, map: &Map, edge: usize) -> bool {
         let (rank, ..) = map.target(edge);
@@ -124,7 +124,7 @@ impl World {
         work.attempt < self.at(rank).core.attempt()
     }
 
-    /// Whether the work that began first may be done.
+    /// Says whether the work that began first may be done.
     pub(super) fn may_finish(&self, map: &Map, rank: usize, stage: usize) -> bool {
         let Some(work) = self.oldest_work(rank, stage) else {
             return false;
@@ -134,7 +134,7 @@ impl World {
         self.is_aborted(rank, work) || edges.all(|edge| !self.lanes[edge].begun.contains(&chunk))
     }
 
-    /// Whether the device can do what was issued first.
+    /// Says whether the device can do what was issued first.
     pub(super) fn may_operate(&self, map: &Map, rank: usize) -> bool {
         match self.at(rank).operations.front() {
             Some(Operation::Receive(transfer)) => self.sent.contains(transfer),

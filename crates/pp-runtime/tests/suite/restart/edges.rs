@@ -88,7 +88,7 @@ impl Fuse {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Whether one has failed.
+    /// Says whether one has failed.
     pub(crate) fn is_blown(&self) -> bool {
         self.is_blown.load(Ordering::Relaxed)
     }

@@ -25,7 +25,7 @@ struct World {
     received: BTreeSet<(Edge, u32)>,
 }
 
-/// Whether all ranks come to their end with so many slots an edge, and every receive gets what it names.
+/// Says whether all ranks come to their end with so many slots an edge, and every receive gets what it names.
 #[expect(clippy::too_many_lines, reason = "an oracle that shares nothing")]
 pub(crate) fn ends(schedule: &Schedule, slots: u32) -> bool {
     let rank_of = |stage: u32| schedule.stage_to_rank().get(stage as usize).copied();
@@ -178,7 +178,7 @@ impl World {
     }
 }
 
-/// Whether `later` needs `earlier`, where both stand on one rank.
+/// Says whether `later` needs `earlier`, where both stand on one rank.
 pub(crate) fn needs(schedule: &Schedule, later: Step, earlier: Step) -> bool {
     let rank_of = |stage: u32| schedule.stage_to_rank().get(stage as usize);
     let one = |later: Action, earlier: Action| {
