@@ -88,10 +88,16 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Waits for the end of a process, and fails when it hangs.
+    /// Waits for the end of a process, and fails when it hangs: it neither ends nor writes.
     #[track_caller]
     pub fn of(process: &Process) -> Self {
-        let ended = process.ends_silent(Instant::now() + HANG);
+        let ended = loop {
+            let written = process.written();
+            let ended = process.ends_silent(Instant::now() + HANG);
+            if ended.is_some() || process.written() == written {
+                break ended;
+            }
+        };
         let (_, code) = ended.unwrap_or_else(|| panic!("hung: {}", process.log()));
         Self {
             code: (code >= 0).then_some(code),

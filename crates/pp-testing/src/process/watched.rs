@@ -185,6 +185,11 @@ impl Process {
         })
     }
 
+    /// Counts the bytes of its output so far.
+    pub fn written(&self) -> u64 {
+        self.seen.lock().output_bytes
+    }
+
     /// Waits until it says a line that holds all of these words; when that was.
     pub fn says(&self, words: &[&str], deadline: Instant) -> Option<Instant> {
         let mut found = None;

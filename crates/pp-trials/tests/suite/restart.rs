@@ -1,10 +1,11 @@
 //! A job that may start a rank again, whose ranks end by themselves.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use pp_fakes::Fakes;
 use pp_testing::assert_has;
-use pp_testing::process::run;
+use pp_testing::process::{Ended, Output, Process, run};
 use pp_testing::video;
 
 use crate::common::{folder, pp, runs_all};
@@ -87,8 +88,9 @@ fn each_kill_is_made_up_for_and_timed_beside_a_bare_start_and_rank_0_does_not_gr
             Fakes::newest().give_to(&mut command);
             command.env("PP_FAKE_NCCL_DIR", folder.file(""));
         }
-        let ended = run(&mut command, None).succeeded();
-        let report = ended.json();
+        let job = Process::start(&mut command, Output::Kept).unwrap();
+        job.ends(Instant::now() + Duration::from_secs(1800));
+        let report = Ended::of(&job).succeeded().json();
         let times = ["back_in_service", "bare_start"].map(|key| &report[key]);
         assert_eq!(times.map(|times| &times["count"]), [kills, 3], "{report}");
         for times in times {
