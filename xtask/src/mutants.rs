@@ -63,7 +63,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             .args(["apply", "--unsafe-paths"])
             .arg(&file);
         output(&mut apply).with_context(|| format!("{name} does not apply"))?;
-        match place.killer(name, test, limits[&**test])? {
+        match place.killer(name, test, limits[test])? {
             Some(test) => println!("{name:<28} died by {test}"),
             None => {
                 println!("{name:<28} LIVES");
@@ -153,10 +153,10 @@ impl Place {
     }
 
     /// How long the tests of each line may take. They run without a mutant for that, and must pass.
-    fn limits<'a>(&self, mutants: &'a [Mutant]) -> Result<BTreeMap<&'a [String], Duration>> {
+    fn limits<'a>(&self, mutants: &'a [Mutant]) -> Result<BTreeMap<&'a Vec<String>, Duration>> {
         let mut limits = BTreeMap::new();
         for Mutant { test, .. } in mutants {
-            if limits.contains_key(&**test) {
+            if limits.contains_key(test) {
                 continue;
             }
             let (line, started) = (test.join(" "), Instant::now());
@@ -164,7 +164,7 @@ impl Place {
                 bail!("{failed} fails without a mutant, so `test: {line}` finds nothing");
             }
             println!("passes without a mutant: {line}");
-            limits.insert(&**test, LIMIT.max(started.elapsed() * 3));
+            limits.insert(test, LIMIT.max(started.elapsed() * 3));
         }
         Ok(limits)
     }
