@@ -28,6 +28,7 @@ mod codes;
 
 mod bounded;
 mod codec;
+mod device;
 mod digest;
 mod dtype;
 mod fault;
@@ -46,6 +47,7 @@ mod trail;
 pub use bounded::{List, Text, TooLong};
 pub use codec::BodyError;
 pub use codes::UnknownCode;
+pub use device::{DeviceName, DeviceNameError};
 pub use digest::{DIGEST_BLOCK_BYTES, Digest, Digests, digest, tensor_digest};
 pub use dtype::{DType, MAX_DIMS, MAX_ELEMENTS, Shape, ShapeError};
 pub use fault::{Fault, FaultKind, with_source};

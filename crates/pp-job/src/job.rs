@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use pp_contract::pipeline::MAX_DEPTH;
-use pp_contract::{Pipeline, Rank};
+use pp_contract::{DeviceName, Pipeline, Rank};
 use pp_runtime::report::Count;
 use pp_runtime::schedule::Runnable;
 use pp_transport::launch::{Launch, Launcher, LocalJob};
@@ -47,6 +47,7 @@ pub struct Job<'a> {
     depth: u32,
     restarts: u32,
     schedule: Option<&'a Runnable>,
+    devices: &'a [DeviceName],
 }
 
 impl<'a> Job<'a> {
@@ -59,6 +60,7 @@ impl<'a> Job<'a> {
             depth: pipeline.default_depth(),
             restarts: 0,
             schedule: None,
+            devices: &[],
         }
     }
 
@@ -88,6 +90,14 @@ impl<'a> Job<'a> {
         self
     }
 
+    /// The device of each rank, in order of the ranks; or none, and each rank finds its device. The program of a rank opens
+    /// its [`ThisRank::device`].
+    #[must_use]
+    pub fn devices(mut self, devices: &'a [DeviceName]) -> Self {
+        self.devices = devices;
+        self
+    }
+
     /// Refuses what cannot be run.
     fn check(&self) -> Result<(), Error> {
         if self.depth == 0 || self.depth > MAX_DEPTH {
@@ -111,6 +121,7 @@ impl<'a> Job<'a> {
                     .into(),
             ));
         }
+        check_devices(self.devices, self.pipeline)?;
         let together = self.config.launch.as_ref();
         if self.restarts > 0
             && let Some(launch) = together.filter(|launch| launch.is_all_or_none())
@@ -173,6 +184,7 @@ impl<'a> Job<'a> {
             depth: self.depth,
             restarts: self.restarts,
             schedule: self.schedule,
+            devices: self.devices,
         };
         let done = context.catch(launch, || {
             rank(this)?;
@@ -242,6 +254,26 @@ pub fn check_world(started: u32, pipeline: &Pipeline, instead: &str) -> Result<(
     )))
 }
 
+/// Refuses devices of another number than the pipeline has ranks, and a mixture of CPUs and GPUs.
+fn check_devices(devices: &[DeviceName], pipeline: &Pipeline) -> Result<(), Error> {
+    let (named, ranks) = (devices.len(), pipeline.world_size().get() as usize);
+    if named > 0 && named != ranks {
+        return Err(Error::Usage(format!(
+            "--devices names {}, and {pipeline} has {}; name one for each rank",
+            Count(named as u64, "device"),
+            Count(ranks as u64, "rank")
+        )));
+    }
+    let (gpus, cpus): (Vec<_>, Vec<_>) = (0..named).partition(|rank| devices[*rank].is_gpu());
+    if let ([gpu, ..], [cpu, ..]) = (&*gpus, &*cpus) {
+        return Err(Error::Usage(format!(
+            "--devices gives rank {cpu} a CPU and rank {gpu} a GPU, and there are no edges between the two kinds of memory; \
+             give all ranks GPUs, or all ranks CPUs"
+        )));
+    }
+    Ok(())
+}
+
 /// The rank that this process is.
 #[derive(Clone, Copy)]
 pub struct ThisRank<'a> {
@@ -251,6 +283,7 @@ pub struct ThisRank<'a> {
     pub(crate) depth: u32,
     pub(crate) restarts: u32,
     pub(crate) schedule: Option<&'a Runnable>,
+    devices: &'a [DeviceName],
 }
 
 impl ThisRank<'_> {
@@ -271,6 +304,25 @@ impl ThisRank<'_> {
     pub fn launch(&self) -> &Launch {
         self.launch
     }
+
+    /// The device that the job names for it; none where the job names no devices.
+    #[must_use]
+    pub fn device(&self) -> Option<DeviceName> {
+        self.devices.get(self.rank().get() as usize).copied()
+    }
+
+    /// How many ranks in front of it on this host are [`DeviceName::NextCuda`], too: so many visible GPUs are theirs. The
+    /// ranks of a host follow each other.
+    #[must_use]
+    pub fn gpus_before(&self) -> u32 {
+        let own = self.rank().get() as usize;
+        let first = own.saturating_sub(self.launch.local_rank() as usize);
+        let before = self.devices.get(first..own).unwrap_or_default();
+        before
+            .iter()
+            .filter(|device| **device == DeviceName::NextCuda)
+            .count() as u32
+    }
 }
 
 #[cfg(test)]
@@ -278,6 +330,28 @@ mod tests {
     use pp_runtime::schedule::Schedule;
 
     use super::*;
+
+    #[test]
+    fn devices_are_one_for_each_rank_and_of_one_kind() {
+        let pipeline = "a@0 -> b@1".parse().unwrap();
+        let config = Config::alone(|_| None).unwrap();
+        let check = |text: &str| {
+            let devices: Vec<DeviceName> =
+                text.split(',').map(|one| one.parse().unwrap()).collect();
+            let checked = Job::new(&config, &pipeline).devices(&devices).check();
+            checked.map_err(|error| error.to_string())
+        };
+        for good in ["cpu,cpu", "cuda:0,cuda:0", "cuda,cuda:1"] {
+            assert_eq!(check(good), Ok(()));
+        }
+        for (text, words) in [
+            ("cpu", "names 1 device, and a@0 -> b@1 has 2 ranks"),
+            ("cuda,cpu", "gives rank 1 a CPU and rank 0 a GPU"),
+        ] {
+            let refused = check(text).unwrap_err();
+            assert!(refused.contains(words), "{refused}");
+        }
+    }
 
     #[test]
     fn a_training_schedule_takes_no_restarts_and_no_depth_below_its_own() {

@@ -43,6 +43,7 @@ fn hello<P: Plan>(rank: u32) -> Hello {
         host: Text::truncated("here"),
         device: None,
         device_given: None,
+        device_named: false,
         kernels: Text::truncated("vocoder 1.0"),
         kernels_digest: 0,
     };

@@ -74,6 +74,7 @@ fn fields(parts: &HelloParts) -> [(&'static str, Option<String>); 7] {
         host: _,
         device: _,
         device_given: _,
+        device_named: _,
         kernels,
         kernels_digest,
     } = parts;

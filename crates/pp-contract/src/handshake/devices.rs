@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::Hello;
+use super::{Hello, HelloParts};
 use crate::bounded::Text;
 use crate::ids::Rank;
 
@@ -47,8 +47,11 @@ pub struct DeviceConflict {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceClash {
-    /// Two ranks on one device.
-    #[error("ranks {first} and {second} are both on {device}; check CUDA_VISIBLE_DEVICES")]
+    /// Two ranks on one device, which was not named for each of them.
+    #[error(
+        "ranks {first} and {second} are both on {device}; check CUDA_VISIBLE_DEVICES, or name the GPU for each of them with \
+         --devices"
+    )]
     Shared {
         /// UUID of the device.
         device: Text<64>,
@@ -75,7 +78,7 @@ pub enum DeviceClash {
     },
 }
 
-/// Checks that every rank is there once and that no two share a device, and gives the map.
+/// Checks that every rank is there once and that no two share a device that was not named for each of them, and gives the map.
 ///
 /// # Errors
 /// [`DeviceConflict`] with the map of all ranks to devices.
@@ -111,9 +114,7 @@ fn find_clash(by_rank: &[&Hello]) -> Option<DeviceClash> {
             });
         }
         if let Some(device) = &parts.device
-            && let Some(other) = others
-                .iter()
-                .find(|other| other.parts().device == parts.device)
+            && let Some(other) = others.iter().find(|other| is_mistake(other.parts(), parts))
         {
             return Some(DeviceClash::Shared {
                 device: device.clone(),
@@ -123,4 +124,9 @@ fn find_clash(by_rank: &[&Hello]) -> Option<DeviceClash> {
         }
     }
     None
+}
+
+/// Says whether two ranks share a device that was not named for both.
+fn is_mistake(one: &HelloParts, other: &HelloParts) -> bool {
+    one.device == other.device && !(one.device_named && other.device_named)
 }

@@ -103,6 +103,9 @@ pub struct HelloParts {
     pub device: Option<Text<64>>,
     /// UUID of the device that the launcher or the environment assigned; `None` if neither did.
     pub device_given: Option<Text<64>>,
+    /// The user named this GPU for this rank, as [`DeviceName::Cuda`](crate::DeviceName::Cuda). Ranks for which one GPU was
+    /// named share it.
+    pub device_named: bool,
     /// Name and version of the kernels.
     pub kernels: Text<128>,
     /// Digest of the kernels, so that two builds of one version differ.

@@ -110,9 +110,16 @@ fn two_ranks_on_one_device_are_refused_with_the_map() {
     let error = check_devices(&[on(1, Some("GPU-a"), None), on(0, Some("GPU-a"), None)]);
     assert_eq!(
         error.unwrap_err().to_string(),
-        "ranks 0 and 1 are both on GPU-a; check CUDA_VISIBLE_DEVICES \
+        "ranks 0 and 1 are both on GPU-a; check CUDA_VISIBLE_DEVICES, or name the GPU for each of them with --devices \
          (devices: rank 0: GPU-a on host-a; rank 1: GPU-a on host-a)"
     );
+    let named = |rank, is_named| {
+        let mut parts = on(rank, Some("GPU-a"), None).parts().clone();
+        parts.device_named = is_named;
+        Hello::new(parts).unwrap()
+    };
+    assert!(check_devices(&[named(0, true), named(1, true)]).is_ok());
+    assert!(check_devices(&[named(0, true), named(1, false)]).is_err());
     for got in [Some("GPU-a"), None] {
         let error = check_devices(&[on(0, None, None), on(1, got, Some("GPU-b"))]).unwrap_err();
         let clash = matches!(error.clash, DeviceClash::NotAsGiven { rank, .. } if rank.get() == 1);
@@ -154,8 +161,8 @@ fn fixed_part_of_a_hello_is_checked_field_by_field() {
     assert_eq!(version, HandshakeError::Version { theirs: 9 });
     let reserved = forge(|frame| frame[7] = 1);
     assert_eq!(reserved, HandshakeError::Reserved { got: 256 });
-    let (expected, got) = (HELLO_HEADER_BYTES + 46, HELLO_HEADER_BYTES + 45);
-    let length = forge(|frame| frame[8] = 46);
+    let (expected, got) = (HELLO_HEADER_BYTES + 47, HELLO_HEADER_BYTES + 46);
+    let length = forge(|frame| frame[8] = 47);
     assert_eq!(length, HandshakeError::Length { expected, got });
 }
 
@@ -215,6 +222,7 @@ fn every_field_at_its_bound_fits_a_hello_and_a_fault() {
         host: Text::new("h".repeat(128)).unwrap(),
         device: Some(Text::new("d".repeat(64)).unwrap()),
         device_given: Some(Text::new("g".repeat(64)).unwrap()),
+        device_named: true,
         kernels: Text::new("k".repeat(128)).unwrap(),
         kernels_digest: u64::MAX,
     });

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use pp_contract::{
-    Fault, FaultKind, Generation, Hello, HelloParts, Plan, Rank, Settings, Text, WorldSize, digest,
+    DeviceName, Fault, FaultKind, Generation, Hello, HelloParts, Pipeline, Plan, Rank, Settings,
+    Text, WorldSize, digest,
 };
 use pp_runtime::watch::{SetUp, WatchOptions};
 use pp_transport::backend::Backend;
@@ -14,7 +15,6 @@ use pp_transport::control::{
     ControlChannel, ControlSender, Message, OnMet, RendezvousOptions, Tell, agree, introduce,
     rendezvous,
 };
-use pp_transport::launch::Launch;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -126,7 +126,7 @@ pub(crate) fn join<P: Plan, B: Backend>(
 ) -> Result<JoinedRank, JoinError> {
     let (context, launch) = (this.context, this.launch);
     let rank = launch.rank();
-    let hello = hello::<P>(launch, backend, profile)?;
+    let hello = hello::<P>(this, backend, profile)?;
     let tell = Some(Tell {
         every: if context.is_supervised() {
             times::TELL_EVERY_SUPERVISED
@@ -151,7 +151,8 @@ pub(crate) fn join<P: Plan, B: Backend>(
     })?;
     let deadline = Instant::now() + times::SET_UP_WITHIN;
     let agreed = agree(&mut peers, &hello, deadline);
-    agreed.map_err(|fault| explain(fault, rank, profile))?;
+    let hellos = agreed.map_err(|fault| explain(fault, rank, profile))?;
+    check_shared(this.pipeline, &hellos)?;
     let edges = this.pipeline.edges();
     let pairs: Vec<_> = edges.map(|edge| (edge.source, edge.target)).collect();
     introduce(&mut peers, launch, &pairs, deadline)?;
@@ -244,11 +245,58 @@ impl JoinedRank {
     }
 }
 
+/// Refuses a shared device where NCCL would connect the ranks that share it: it takes one for each rank.
+fn check_shared(pipeline: &Pipeline, hellos: &[Hello]) -> Result<(), Fault> {
+    let on = |rank: Rank| {
+        let hello = hellos.iter().find(|hello| hello.rank() == rank)?;
+        Some((hello, hello.parts().device.as_deref()?))
+    };
+    let is_shared = |one, other| match (on(one), on(other)) {
+        (Some((_, one)), Some((_, other))) => one == other,
+        _ => false,
+    };
+    let refuse = |[one, other]: [Rank; 2], what: String| {
+        let device = on(one).map_or("", |(_, device)| device);
+        let what = format!("ranks {one} and {other} are both on {device}, and {what}");
+        Err(Fault::new(
+            FaultKind::HandshakeMismatch,
+            other,
+            "set up",
+            what,
+        ))
+    };
+    for stage in pipeline.stages() {
+        for (at, other) in stage.ranks.iter().enumerate() {
+            if let Some(one) = stage.ranks[..at]
+                .iter()
+                .find(|one| is_shared(**one, *other))
+            {
+                let what = format!(
+                    "run {} as a group; give each member a GPU of its own",
+                    stage.name
+                );
+                return refuse([*one, *other], what);
+            }
+        }
+    }
+    for edge in pipeline.edges() {
+        let (one, other) = (edge.source.min(edge.target), edge.source.max(edge.target));
+        let is_nccl = on(one)
+            .is_some_and(|(hello, _)| hello.parts().settings.get("transport") == Some("nccl"));
+        if one != other && is_nccl && is_shared(one, other) {
+            let what = "NCCL takes one GPU for each rank; use --transport p2p".to_owned();
+            return refuse([one, other], what);
+        }
+    }
+    Ok(())
+}
+
 fn hello<P: Plan>(
-    launch: &Launch,
+    this: &ThisRank<'_>,
     backend: &impl Backend,
     profile: &Profile,
 ) -> Result<Hello, Error> {
+    let launch = this.launch;
     let (plan_name, plan_version) = HelloParts::plan::<P>();
     let mut settings = Settings::new();
     for (name, value) in profile.settings.iter().chain(&backend.settings()) {
@@ -268,6 +316,7 @@ fn hello<P: Plan>(
         host: Text::truncated(&rustix::system::uname().nodename().to_string_lossy()),
         device: device.as_deref().map(Text::truncated),
         device_given: device_given.flatten().as_deref().map(Text::truncated),
+        device_named: matches!(this.device(), Some(DeviceName::Cuda(_))),
         kernels: Text::truncated(&profile.kernels),
         kernels_digest: profile.kernels_digest,
     };

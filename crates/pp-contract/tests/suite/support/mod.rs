@@ -112,6 +112,7 @@ pub(crate) fn hello_parts(rank: u32) -> HelloParts {
         host: Text::truncated("host-a"),
         device: None,
         device_given: None,
+        device_named: false,
         kernels: Text::truncated("cpu"),
         kernels_digest: 9,
     }

@@ -26,6 +26,7 @@ fn parts(rank: u32) -> HelloParts {
         host: Text::new("host").unwrap(),
         device: Some(Text::new(format!("GPU-{rank}")).unwrap()),
         device_given: None,
+        device_named: false,
         kernels: Text::new("cpu 1").unwrap(),
         kernels_digest: 5,
     }
