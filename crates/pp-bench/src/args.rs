@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use pp_command::{TransportChoice, plugin_arg, whole};
+use pp_contract::DeviceName;
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 
@@ -73,6 +74,9 @@ pub struct OverlapArgs {
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "host")]
     pub(crate) transport: TransportChoice,
+    /// The device of each rank, as for pp run. With a GPU give --transport, too.
+    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',')]
+    pub(crate) devices: Vec<DeviceName>,
     /// Say what payloads of --bytes cost beside payloads of N bytes, 1 to 18446744073709551615: blocks of 48 chunks
     /// have N and --bytes in turn, and the first pair of blocks warms up. 37 pairs unless --chunks says otherwise,
     /// which must be 192 or more; by default all payloads have --bytes.
@@ -102,6 +106,9 @@ pub struct LinkArgs {
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "host")]
     pub(crate) transport: TransportChoice,
+    /// The device of each rank, as for pp run. With a GPU give --transport, too.
+    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',')]
+    pub(crate) devices: Vec<DeviceName>,
     /// Largest payload in bytes, 4 to 1073741824; each edge has slots of this size.
     #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = whole(4..=1_u64 << 30))]
     pub(crate) max_bytes: u64,

@@ -9,8 +9,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
 use pp_bench::{BenchCommand, PlanArgs};
 use pp_command::{KernelChoice, TransportChoice, plugin_arg, print, whole};
-use pp_contract::Pipeline;
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
+use pp_contract::{DeviceName, Pipeline};
 use pp_job::Error;
 use pp_job::output::stdout;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
@@ -194,8 +194,8 @@ pub struct RunArgs {
     /// its passes. By default what --ranks says.
     #[arg(long, value_name = "TEXT")]
     pub(crate) pipeline: Option<Pipeline>,
-    /// Processes, 1 to 64; by default as many as a launcher started, else 2. With 1 all stages stand on rank 0; with N
-    /// encode and decode stand on rank 0, and phase_b in N-1 parts on the others.
+    /// Processes, 1 to 64; by default one for each of --devices, or as many as a launcher started, else 2. With 1 all
+    /// stages stand on rank 0; with N encode and decode stand on rank 0, and phase_b in N-1 parts on the others.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_RANKS))]
     pub(crate) ranks: Option<u32>,
     /// Kernels: cpu and ptx are built in (host memory, GPU memory), FILE.so is a plugin; auto takes ptx where the
@@ -208,6 +208,10 @@ pub struct RunArgs {
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "auto")]
     pub transport: TransportChoice,
+    /// The device of each rank: cpu, cuda:N for the visible GPU N, which ranks that name it share, or cuda for the next
+    /// GPU of the host. By default --transport and --kernels decide.
+    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',')]
+    pub devices: Vec<DeviceName>,
     /// Denoising steps, 0 to 1024; 0 copies the input, bit for bit.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, value_parser = whole(0..=1024_u32))]
     pub(crate) denoise_steps: u32,
@@ -260,11 +264,17 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
+    /// The number of ranks of `--ranks`, or else of `--devices`.
+    pub(crate) fn ranks_named(&self) -> Option<u32> {
+        let devices = self.devices.len() as u32;
+        self.ranks.or((devices > 0).then_some(devices))
+    }
+
     /// The number of ranks.
     pub(crate) fn world(&self) -> u32 {
         let given = self.pipeline.as_ref();
         let given = given.map(|pipeline| pipeline.world_size().get());
-        given.or(self.ranks).unwrap_or(2)
+        given.or(self.ranks_named()).unwrap_or(2)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::io::{ErrorKind, Write as _};
 
-use pp_contract::{Fault, FaultKind, Rank, with_source};
+use pp_contract::{DeviceName, Fault, FaultKind, Rank, with_source};
 use pp_device::{CudaError, Device};
 use pp_job::{Error, ThisRank};
 use pp_kernels::{Description, KernelSet, check_device};
@@ -73,15 +73,31 @@ pub struct Choice {
     pub said: Option<String>,
 }
 
-/// Refuses kernels and a transport that cannot go together on any machine.
+/// Refuses kernels, a transport and devices that cannot go together on any machine.
 ///
 /// # Errors
 /// They cannot go together; with the remedy.
-pub fn check(kernels: &KernelChoice, transport: TransportChoice) -> Result<(), Error> {
+pub fn check(
+    kernels: &KernelChoice,
+    transport: TransportChoice,
+    devices: &[DeviceName],
+) -> Result<(), Error> {
+    check_transport(transport, devices)?;
     let KernelChoice::BuiltIn(set) = kernels else {
         return Ok(());
     };
     let about = set.describe();
+    if let Some(rank) = devices.iter().position(|device| match device.is_gpu() {
+        true => !about.cuda,
+        false => !about.host,
+    }) {
+        let (device, memory) = (devices[rank], if about.host { "host" } else { "GPU" });
+        return Err(Error::Usage(format!(
+            "--kernels {} works in {memory} memory, and --devices gives rank {rank} {device}; leave --kernels out, or give \
+             each rank another device",
+            about.name
+        )));
+    }
     let (memory, other, default) = match transport {
         gpus if gpus.is_on_gpus() && !about.cuda => ("host", "host", KernelSet::for_device()),
         TransportChoice::Host if !about.host => ("GPU", "auto", KernelSet::for_host()),
@@ -93,6 +109,26 @@ pub fn check(kernels: &KernelChoice, transport: TransportChoice) -> Result<(), E
         about.name,
         default.describe().name
     )))
+}
+
+/// Refuses a transport between devices that it does not connect.
+///
+/// # Errors
+/// `host` with a GPU, or a transport of GPUs without one; with the remedy.
+pub fn check_transport(transport: TransportChoice, devices: &[DeviceName]) -> Result<(), Error> {
+    let refuse = |what| {
+        Err(Error::Usage(format!(
+            "--transport {transport} {what}; use --transport auto"
+        )))
+    };
+    let has_gpu = devices.iter().any(|device| device.is_gpu());
+    match transport {
+        TransportChoice::Host if has_gpu => refuse("moves host memory, and --devices names a GPU"),
+        gpus if gpus.is_on_gpus() && !devices.is_empty() && !has_gpu => {
+            refuse("moves GPU memory, and --devices names no GPU")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses kernels whose name is neither one of those built in nor the path of a file.
@@ -129,6 +165,8 @@ pub fn choose(
     let rank = this.rank();
     let on_gpus_alone = matches!(kernels, KernelChoice::BuiltIn(set) if !set.describe().host);
     let need = match (transport, kernels) {
+        _ if this.device().is_some_and(DeviceName::is_gpu) => Need::Must,
+        _ if this.device().is_some() => Need::Never,
         (gpus, _) if gpus.is_on_gpus() => Need::Must,
         (TransportChoice::Host, _) => Need::Never,
         _ if on_gpus_alone => Need::Must,
@@ -142,6 +180,7 @@ pub fn choose(
     };
     let found = match (need, transport.way()) {
         (Need::IfThere | Need::Must, Some(way)) => find(this, env, (need, without_gpus), way),
+        _ if this.device().is_some() => Err("--devices gives this rank a CPU".to_owned()),
         _ => Err("--transport host moves host memory".to_owned()),
     };
     let is_built_in = !matches!(kernels, KernelChoice::File(_));
@@ -162,7 +201,8 @@ pub fn choose(
     };
     let (backend, reason) = place(set.describe(), (need, transport), found, rank)?;
     // Nothing needs to be said of what was asked for.
-    let said = (transport == TransportChoice::Auto).then(|| match (&backend, reason) {
+    let is_asked = transport != TransportChoice::Auto || this.device().is_some();
+    let said = (!is_asked).then(|| match (&backend, reason) {
         (Backend::Gpu(gpu), _) => format!("found {}", describe(gpu)),
         (Backend::Host, Some(reason)) => format!("on CPUs: {reason}"),
         (Backend::Host, None) => format!("--kernels {} needs no GPU", set.describe().name),
@@ -215,12 +255,13 @@ pub fn choose_transport(
     this: ThisRank<'_>,
     env: &Env,
 ) -> Result<(Backend, Option<String>), Error> {
-    let Some(way) = transport.way() else {
+    let is_gpu = this.device().map(DeviceName::is_gpu);
+    let Some(way) = transport.way().filter(|_| is_gpu != Some(false)) else {
         return Ok((Backend::Host, None));
     };
     let need = match way {
-        GpuTransport::Best => Need::IfThere,
-        GpuTransport::P2p | GpuTransport::Nccl => Need::Must,
+        GpuTransport::Best if is_gpu.is_none() => Need::IfThere,
+        _ => Need::Must,
     };
     match find(this, env, (need, "--transport host"), way) {
         Ok(gpu) => {
@@ -271,9 +312,52 @@ fn find(
         (Need::IfThere, CudaError::NoDriver) => "no NVIDIA driver was found".into(),
         (_, error) => with_source(&error),
     })?;
+    let ordinal = match this.device() {
+        Some(device) => named(device, this, count)?,
+        None => own(this, env, count, (need, without_gpus))?,
+    };
+    let nccl = match (this.launch().world_size().get(), way) {
+        (2.., GpuTransport::Nccl) => Some(Nccl::load().map_err(|e| with_source(&e))?),
+        _ => None,
+    };
+    let device = Device::open(ordinal).map_err(|e| with_source(&e))?;
+    let mut gpu = NcclBackend::alone(device);
+    gpu.nccl = nccl;
+    gpu.variables = env.starting_with("NCCL_");
+    // A GPU that the environment names just by itself.
+    gpu.given = env
+        .text("CUDA_VISIBLE_DEVICES")
+        .filter(|visible| visible.len() == 40 && visible.starts_with("GPU-"));
+    Ok(GpuBackend::new(gpu, way, |line| say(Some(line))))
+}
+
+/// The number of a GPU that the user named, where so many are visible.
+fn named(device: DeviceName, this: ThisRank<'_>, count: u32) -> Result<u32, String> {
+    let number = match device {
+        DeviceName::Cuda(number) => number,
+        // A launcher may show each rank its own GPU alone.
+        _ if count == 1 && !this.is_supervised() => 0,
+        _ => this.gpus_before(),
+    };
+    if number < count {
+        return Ok(number);
+    }
+    let plural = if count == 1 { "" } else { "s" };
+    Err(format!(
+        "--devices gives rank {} {device}, which is GPU {number} of this host, and {count} GPU{plural} visible, counted from \
+         0; name another one, or check CUDA_VISIBLE_DEVICES",
+        this.rank()
+    ))
+}
+
+/// The number of the GPU that a rank takes by itself, where there is one for each rank of its host.
+fn own(
+    this: ThisRank<'_>,
+    env: &Env,
+    count: u32,
+    (need, without_gpus): (Need, &str),
+) -> Result<u32, String> {
     let local = this.launch().local_rank();
-    // A launcher may show each rank its own device alone.
-    let ordinal = if local < count { local } else { 0 };
     let together = ranks_here(this, env);
     let masked = count == 1 && together.is_none();
     let wanted = together.unwrap_or(1);
@@ -291,17 +375,6 @@ fn find(
             wanted.max(local + 1)
         ));
     }
-    let nccl = match (this.launch().world_size().get(), way) {
-        (2.., GpuTransport::Nccl) => Some(Nccl::load().map_err(|e| with_source(&e))?),
-        _ => None,
-    };
-    let device = Device::open(ordinal).map_err(|e| with_source(&e))?;
-    let mut gpu = NcclBackend::alone(device);
-    gpu.nccl = nccl;
-    gpu.variables = env.starting_with("NCCL_");
-    // A GPU that the environment names just by itself.
-    gpu.given = env
-        .text("CUDA_VISIBLE_DEVICES")
-        .filter(|visible| visible.len() == 40 && visible.starts_with("GPU-"));
-    Ok(GpuBackend::new(gpu, way, |line| say(Some(line))))
+    // A launcher may show each rank its own GPU alone.
+    Ok(if local < count { local } else { 0 })
 }

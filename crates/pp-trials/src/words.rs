@@ -22,7 +22,7 @@ use pp_command::backend::{self, Backend};
 use pp_command::env::Env;
 use pp_command::{TransportChoice, whole};
 use pp_contract::pipeline::MAX_DEPTH;
-use pp_contract::{DType, Manifest, Message, Pipeline, Rank, TensorSpec};
+use pp_contract::{DType, DeviceName, Manifest, Message, Pipeline, Rank, TensorSpec};
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
@@ -51,6 +51,9 @@ pub(crate) struct WordsArgs {
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "host")]
     transport: TransportChoice,
+    /// The device of each rank, as for pp run.
+    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',')]
+    devices: Vec<DeviceName>,
     /// Messages each way, 1 to 18446744073709551615.
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = whole(1..=u64::MAX))]
     messages: u64,
@@ -88,7 +91,9 @@ pub(crate) fn words(args: &WordsArgs, env: &Env, fault: Option<OsString>) -> Res
     let pipeline: Pipeline = PIPELINE.parse()?;
     let hook = fault.map(|text| Hook::read(&text, &pipeline)).transpose()?;
     let config = Config::from_env(env.lookup())?;
-    let job = Job::new(&config, &pipeline).depth(args.depth);
+    let job = Job::new(&config, &pipeline)
+        .depth(args.depth)
+        .devices(&args.devices);
     job.run(|rank| {
         let (backend, choice) = backend::choose_transport(args.transport, rank, env)?;
         if rank.rank() == Rank::new(0) {

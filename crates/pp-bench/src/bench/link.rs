@@ -100,11 +100,14 @@ pub(crate) fn link(args: &LinkArgs, env: &Env) -> Result<(), Error> {
         let what = "--non-blocking is about NCCL; use it with --transport nccl";
         return Err(Error::Usage(what.into()));
     }
+    backend::check_transport(args.transport, &args.devices)?;
     let bursts = || bursts(args.max_bytes);
     let bytes = bursts().iter().map(|b| b.bytes).max().unwrap_or(0);
     let pipeline = PIPELINE.parse()?;
     let config = Config::from_env(env.lookup())?;
-    let job = Job::new(&config, &pipeline).depth(args.depth);
+    let job = Job::new(&config, &pipeline)
+        .depth(args.depth)
+        .devices(&args.devices);
     job.run(|rank| {
         let (backend, choice) = backend::choose_transport(args.transport, rank, env)?;
         if rank.rank() == Rank::new(0) {

@@ -47,9 +47,12 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
     let (trace, timeline) = (args.trace.as_deref(), args.timeline.as_deref());
     one_file_each(&[], &[("--trace", trace), ("--timeline", timeline)])?;
     check(args)?;
+    backend::check_transport(args.transport, &args.devices)?;
     let stages = &Stages::of(args)?;
     let config = Config::from_env(env.lookup())?;
-    let job = Job::new(&config, &stages.pipeline).depth(stages.depth);
+    let job = Job::new(&config, &stages.pipeline)
+        .depth(stages.depth)
+        .devices(&args.devices);
     job.run(|rank| {
         let payloads = Payloads::of(args)?;
         let (backend, choice) = backend::choose_transport(args.transport, rank, env)?;

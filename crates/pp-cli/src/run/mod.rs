@@ -85,7 +85,7 @@ pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
 /// # Errors
 /// What is wrong with the command line or the environment, and the remedy.
 pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
-    backend::check(&args.kernels, args.transport)?;
+    backend::check(&args.kernels, args.transport, &args.devices)?;
     check_plugin_args(&args.plugin_args)?;
     let started = pp_job::internal::world(env.lookup());
     let world = started.as_ref().ok().copied().flatten();
@@ -136,9 +136,10 @@ fn check_stages(args: &RunArgs, pipeline: &Pipeline, kernels: &Description) -> R
 impl Checked {
     /// The job of this command line.
     #[must_use]
-    pub fn job(&self, args: &RunArgs) -> Job<'_> {
+    pub fn job<'a>(&'a self, args: &'a RunArgs) -> Job<'a> {
         Job::new(&self.config, &self.pipeline)
             .depth(self.depth)
+            .devices(&args.devices)
             .restarts(args.restarts)
     }
 }

@@ -236,13 +236,20 @@ fn kernels_that_are_none() {
 }
 
 #[test]
-fn kernels_and_transports_that_do_not_go_together() {
+fn kernels_transports_and_devices_that_do_not_go_together() {
     let (folder, input, output) = files("wrong_memory", &video(32, 16, "420jpeg", 4));
     let cases = rows(
         "
         --kernels cpu --transport nccl | --transport nccl does not; --transport host
         --kernels cpu --transport p2p | --transport p2p does not; --transport host
         --kernels ptx --transport host | --transport auto
+        --kernels ptx --devices cpu,cpu | works in GPU memory; gives rank 0 cpu
+        --kernels cpu --devices cuda:0,cuda | works in host memory; gives rank 0 cuda:0
+        --transport host --devices cuda,cuda | --devices names a GPU; use --transport auto
+        --transport p2p --devices cpu,cpu | --devices names no GPU; use --transport auto
+        --devices cuda,cpu | gives rank 1 a CPU and rank 0 a GPU; give all ranks GPUs
+        --devices cpu --ranks 2 | names 1 device; has 2 ranks
+        --devices cuda:x,cpu | --devices cuda:x; where N is the number of a visible GPU
     ",
     );
     for [more, told] in cases {
@@ -256,6 +263,7 @@ fn kernels_and_transports_that_do_not_go_together() {
         --touch --transport p2p | --transport host
         --simulate spin --transport nccl | gpu-spin
         --touch --transport nccl | --transport host
+        --devices cuda:0,cuda:0 | --transport auto
     ",
     );
     for [more, told] in cases {

@@ -332,6 +332,48 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
     }
 }
 
+#[test]
+fn ranks_share_a_gpu_that_is_named_for_each_of_them() {
+    let (folder, input, output) = files("nccl_shared", &video(33, 19, "420jpeg", 11));
+    let run_on = |transport, devices, more: &[&str]| {
+        let more = [&COPY[..], &["--devices", devices], more].concat();
+        let mut command = run_over(transport, &folder, &more);
+        run(command.env("PP_FAKE_DEVICES", "1"), None)
+    };
+    for transport in ["p2p", "auto"] {
+        run_on(transport, "cuda:0,cuda:0", &[]).succeeded();
+        assert!(std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap());
+        assert_proven_over("p2p", &folder, 12, EXPECT);
+    }
+    let group = ["--pipeline", "encode@0,phase_b@0+1,decode@0"];
+    for (transport, devices, more, code, words) in [
+        ("p2p", "cuda:0,cuda", &[][..], 6, "are both on GPU-"),
+        (
+            "p2p",
+            "cuda:0,cuda:1",
+            &[],
+            10,
+            "cuda:1, which is GPU 1 of this host, and 1 GPU visible",
+        ),
+        (
+            "nccl",
+            "cuda:0,cuda:0",
+            &[],
+            6,
+            "NCCL takes one GPU for each rank; use --transport p2p",
+        ),
+        (
+            "auto",
+            "cuda:0,cuda:0",
+            &group,
+            6,
+            "as a group; give each member a GPU of its own",
+        ),
+    ] {
+        run_on(transport, devices, more).failed(code, &[words]);
+    }
+}
+
 /// The proof sees what is wrong in `pp` as it does in the transport alone.
 #[test]
 fn a_spoiled_run_is_noticed() {
