@@ -194,8 +194,9 @@ pub struct RunArgs {
     /// its passes. By default what --ranks says.
     #[arg(long, value_name = "TEXT")]
     pub(crate) pipeline: Option<Pipeline>,
-    /// Processes, 1 to 64; by default one for each of --devices, or as many as a launcher started, else 2. With 1 all
-    /// stages stand on rank 0; with N encode and decode stand on rank 0, and phase_b in N-1 parts on the others.
+    /// Processes, 1 to 64; by default one for each of --devices, or as many as a launcher started, else 1 where this
+    /// machine has one GPU for the kernels and 2 elsewhere. With 1 all stages stand on rank 0; with N encode and decode stand
+    /// on rank 0, and phase_b in N-1 parts on the others.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_RANKS))]
     pub(crate) ranks: Option<u32>,
     /// Kernels: cpu and ptx are built in (host memory, GPU memory), FILE.so is a plugin; auto takes ptx where the

@@ -111,6 +111,13 @@ pub fn check(
     )))
 }
 
+/// Says whether this machine has one GPU, no more, and a job with this transport may run on it.
+#[must_use]
+pub fn is_on_the_only_gpu(has_gpu_form: bool, transport: TransportChoice) -> bool {
+    let may = has_gpu_form && transport.way().is_some();
+    may && matches!(Device::count(), Ok(1))
+}
+
 /// Refuses a transport between devices that it does not connect.
 ///
 /// # Errors

@@ -89,7 +89,7 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     check_plugin_args(&args.plugin_args)?;
     let started = pp_job::internal::world(env.lookup());
     let world = started.as_ref().ok().copied().flatten();
-    let pipeline = placement::pipeline(args, world)?;
+    let pipeline = placement::pipeline(args, world, || ranks_here(args, env))?;
     match &args.kernels {
         // All that are built in have the same stages.
         KernelChoice::Auto => check_stages(args, &pipeline, KernelSet::for_host().describe())?,
@@ -122,6 +122,25 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
         pipeline,
         depth,
     })
+}
+
+/// The ranks of a job whose command line and launcher name none: one where this machine has one GPU that the kernels work
+/// on, else 2.
+fn ranks_here(args: &RunArgs, env: &Env) -> Result<u32, Error> {
+    let has_gpu_form = match &args.kernels {
+        KernelChoice::Auto => true,
+        KernelChoice::BuiltIn(set) => set.describe().cuda,
+        KernelChoice::File(path) => {
+            backend::find_plugin(&args.kernels)?;
+            plugin::describe(path, env)?.cuda
+        }
+    };
+    Ok(
+        match backend::is_on_the_only_gpu(has_gpu_form, args.transport) {
+            true => 1,
+            false => 2,
+        },
+    )
 }
 
 /// How often a chunk goes through a ring that is walked once for each step. The most steps are fewer than 16 bits hold.
@@ -191,6 +210,12 @@ impl<'a> VideoJob<'a> {
             ));
         }
         if let Backend::Gpu(gpu) = &mut choice.backend {
+            let names_ranks = args.pipeline.is_some() || args.ranks_named().is_some();
+            if let (Some(said), false, None) =
+                (&mut choice.said, names_ranks, &checked.config.launch)
+            {
+                said.push_str(", the only GPU, so all stages are on one rank");
+            }
             // Only communicators that do not block can be given up while they are made, when the rank that replaces
             // another one is lost too.
             gpu.blocking = args.restarts == 0;

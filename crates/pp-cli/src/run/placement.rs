@@ -9,10 +9,16 @@ use pp_kernels::{Description, StageInfo, StageKind};
 
 use crate::args::RunArgs;
 
-/// The pipeline of `--pipeline`; without it that of `--ranks` or `--devices`, else of as many ranks as a launcher started.
-pub(super) fn pipeline(args: &RunArgs, started: Option<u32>) -> Result<Pipeline, Error> {
+/// The pipeline of `--pipeline`; without it that of `--ranks` or `--devices`, else of as many ranks as a launcher started,
+/// else of so many.
+pub(super) fn pipeline(
+    args: &RunArgs,
+    started: Option<u32>,
+    otherwise: impl FnOnce() -> Result<u32, Error>,
+) -> Result<Pipeline, Error> {
     let Some(given) = &args.pipeline else {
-        let ranks = args.ranks_named().or(started).unwrap_or(2);
+        let ranks = args.ranks_named().or(started);
+        let ranks = ranks.map_or_else(otherwise, Ok)?;
         return of_ranks(ranks.clamp(1, MAX_RANKS), args.denoise_steps);
     };
     if let (Some(ring), 0) = (given.rings().first(), args.denoise_steps) {

@@ -301,14 +301,18 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
         ("p2p", "or use --kernels cpu --transport host"),
         ("auto", "or use --kernels cpu"),
     ] {
-        let mut command = run_over(transport, &folder, &[]);
+        let mut command = run_over(transport, &folder, &["--ranks", "2"]);
         let words = ["1 GPU visible, and the ranks", advice];
         run(command.env("PP_FAKE_DEVICES", "1"), None).failed(10, &words);
     }
     let auto = run_args(&input, &output, &["--denoise-steps", "0"]);
     for (variable, value, transport) in [
         ("PP_FAKE_DEVICES", "0", "transport host"),
-        ("PP_FAKE_DEVICES", "1", "transport host"),
+        (
+            "PP_FAKE_DEVICES",
+            "1",
+            "the only GPU, so all stages are on one rank",
+        ),
         ("PP_FAKE_DEVICES", "2", "transport p2p"),
         ("PP_FAKE_PEERS", "pcie", "transport nccl"),
         (
