@@ -1,5 +1,6 @@
 //! What the tests of several crates, and the trials, share. No product crate depends on it.
 
+mod barrier;
 mod files;
 mod messages;
 pub mod net;
@@ -14,6 +15,7 @@ mod video;
 #[cfg(feature = "runtime")]
 mod world;
 
+pub use self::barrier::Barrier;
 pub use self::files::{Folder, c_library};
 pub use self::messages::{
     HANG, bytes, message, number, pattern, pipeline, prepare, until, until_some, wait_for,

@@ -10,13 +10,12 @@ mod control_support;
 mod edges_support;
 mod two_way;
 
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use nccl_sys::{Nccl as RawNccl, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
 use pp_contract::{Composer, Lockstep};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
-use pp_testing::{edge, prepare, wait_for};
+use pp_testing::{Barrier, edge, prepare, wait_for};
 use pp_transport::gpu::DeviceRx;
 use pp_transport::launch::Via;
 use pp_transport::nccl::{Nccl, NcclBackend};

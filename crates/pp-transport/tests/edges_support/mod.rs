@@ -4,13 +4,13 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, Rank};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
-use pp_testing::{HANG, pattern, until};
+use pp_testing::{Barrier, HANG, pattern, until};
 use pp_transport::backend::{self, Backend, OnFrame};
 use pp_transport::control::{ControlChannel, ControlError, ControlSender, Message};
 use pp_transport::edge::Edges;

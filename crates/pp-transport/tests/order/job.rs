@@ -4,14 +4,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::process::Command;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Lockstep};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
-use pp_testing::{Folder, number, prepare, until};
+use pp_testing::{Barrier, Folder, number, prepare, until};
 use pp_transport::backend::Backend;
 use pp_transport::edge::Edges;
 use pp_transport::error::TransportError;
@@ -235,18 +234,18 @@ impl Job {
     /// Does what a rank does, from its first send to its last; how many bytes were wrong.
     fn run<B: OnGpu>(&self, rank: u32, mut link: TwoWay<B>, stage: &Stage) -> u64 {
         let loaded = Fakes::newest().load();
-        if self.connected.wait().is_leader() {
+        if self.connected.wait() {
             loaded.note("Mark name=run");
         }
         self.connected.wait();
         if let Some(cut) = self.cut {
             lifetimes::leave(rank, link, stage, cut, &self.finished);
             // Once both have left, the work begins.
-            if self.connected.wait().is_leader() {
+            if self.connected.wait() {
                 std::fs::remove_file(gate()).unwrap();
             }
             lifetimes::wait_until_freed(&stage.device, stage.free, cut);
-            if self.finished.wait().is_leader() {
+            if self.finished.wait() {
                 loaded.note("Mark name=end");
             }
             self.finished.wait();
@@ -263,7 +262,7 @@ impl Job {
             assert!(!link.poll_frame(&mut Vec::new()).unwrap());
             thread::yield_now();
         }
-        if self.finished.wait().is_leader() {
+        if self.finished.wait() {
             loaded.note("Mark name=end");
             self.busy.store(2, Ordering::Relaxed);
         }

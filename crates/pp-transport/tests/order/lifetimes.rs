@@ -3,11 +3,10 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Barrier;
 
 use pp_contract::{Composer, Lockstep};
 use pp_device::{Device, DeviceBuffer};
-use pp_testing::{prepare, until, until_some};
+use pp_testing::{Barrier, prepare, until, until_some};
 use pp_transport::error::TransportError;
 
 use crate::job::{Case, LARGEST as BYTES, OnGpu, Stage, hear, run, take_arrived};

@@ -1,12 +1,11 @@
 //! Collectives of a group of three ranks.
 
 use std::process::Command;
-use std::sync::Barrier;
 use std::thread;
 
 use pp_contract::{DType, Rank};
 use pp_device::{Device, DeviceBuffer, DevicePtr, Stream};
-use pp_testing::until;
+use pp_testing::{Barrier, until};
 use pp_transport::backend::Backend as _;
 use pp_transport::flight::FlightRecorder;
 use pp_transport::group::Members;
@@ -45,7 +44,7 @@ fn child() {
     let nccl = Nccl::load().unwrap();
     let all = Barrier::new(RANKS as usize);
     let together = |note: &str| {
-        if all.wait().is_leader() {
+        if all.wait() {
             loaded.note(note);
         }
         all.wait();

@@ -1,10 +1,10 @@
 //! Backends as a rank uses them: any number of edges with a peer, of any shapes, and edges within a rank.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::thread;
 
 use pp_contract::{Composer, FaultKind, Lockstep, Rank};
-use pp_testing::{HANG, edge, number, prepare, until, until_some, wait_for};
+use pp_testing::{Barrier, HANG, edge, number, prepare, until, until_some, wait_for};
 use pp_transport::backend::{Backend, EdgeEnd, End, Peer as _};
 use pp_transport::bell::Bell;
 use pp_transport::edge::{EdgeLocal as _, EdgeRx as _, EdgeTx as _, Edges};

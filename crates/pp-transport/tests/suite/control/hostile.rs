@@ -208,7 +208,7 @@ fn of_two_callers_of_one_rank_the_first_to_confirm_is_it() {
     let job = Job::new(3, Via::Tcp);
     let zero = job.start(0);
     // Both calls are answered before either caller's next frame is let through.
-    let both_answered = Arc::new(std::sync::Barrier::new(2));
+    let both_answered = Arc::new(pp_testing::Barrier::new(2));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let to = job.port;

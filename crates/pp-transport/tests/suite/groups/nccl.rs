@@ -1,10 +1,8 @@
 //! Groups on devices: the collectives on memory that the caller keeps, over the fake NCCL.
 
-use std::sync::Barrier;
-
 use pp_contract::DType;
 use pp_device::{Device, DeviceBuffer, DevicePtr, PinnedBuffer, Stream};
-use pp_testing::{HANG, assert_has, until_some};
+use pp_testing::{Barrier, HANG, assert_has, until_some};
 use pp_transport::edge::GroupEnd as _;
 use pp_transport::error::TransportError;
 use pp_transport::flight::{FlightRecorder, Kind, State};
@@ -246,9 +244,11 @@ fn what_was_issued_is_in_the_recording() {
 /// No completion would ever say it.
 #[test]
 fn an_asynchronous_nccl_error_is_seen_while_work_is_under_way() {
-    let looked = Barrier::new(2);
+    let all = Barrier::new(2);
     members(2, |m| {
         let data = m.part(0, 2 << 20);
+        // A member that is still joining would fail, too.
+        all.wait();
         if m.at == 0 {
             let fakes = Fakes::newest().load();
             // SAFETY: the member's own memory, which stays until the abort has returned.
@@ -260,7 +260,7 @@ fn an_asynchronous_nccl_error_is_seen_while_work_is_under_way() {
             assert!(error.contains("group phase_b failed by itself"), "{error}");
             m.group.barrier(&m.stream).unwrap_err();
         }
-        looked.wait();
+        all.wait();
         (m.abort)("a member has failed", Instant::now() + HANG).unwrap();
     });
 }
