@@ -51,22 +51,23 @@ pub(crate) fn faults(args: &FaultsArgs) -> Result<(), Error> {
     let ground = args.trials.ground();
     let pipeline = &args.pipeline;
     role::check(pipeline)?;
-    let ranks = pipeline.world_size().get();
     let entries = entries::all().map(|entry| OnPipeline { entry, pipeline });
     let entries: Vec<_> = entries.collect();
-    args.trials
-        .run("faults", ranks, entries, |trial, folder, told| {
-            match play(trial, ground, folder) {
-                Err(error) => told.wrong.push(format!("no job: {error}")),
-                Ok(outcome) => {
-                    told.wrong = judge::judge(trial, &outcome, folder);
-                    let ranks = (0..).zip(&outcome.ranks);
-                    told.ended = ranks.map(|(n, rank)| format!("rank {n} {rank}")).collect();
-                    let time = Time::new("all gone", outcome.took, trial.entry.bound());
-                    told.times.push(time);
-                }
+    args.trials.run(
+        "faults",
+        ground.fewest_gpus(pipeline),
+        entries,
+        |trial, folder, told| match play(trial, ground, folder) {
+            Err(error) => told.wrong.push(format!("no job: {error}")),
+            Ok(outcome) => {
+                told.wrong = judge::judge(trial, &outcome, folder);
+                let ranks = (0..).zip(&outcome.ranks);
+                told.ended = ranks.map(|(n, rank)| format!("rank {n} {rank}")).collect();
+                let time = Time::new("all gone", outcome.took, trial.entry.bound());
+                told.times.push(time);
             }
-        })
+        },
+    )
 }
 
 fn play(trial: &OnPipeline<'_>, ground: Ground, folder: &Path) -> io::Result<Outcome> {

@@ -26,7 +26,7 @@ pub(crate) use self::start::{StartArgs, start};
 use crate::hook::VARIABLE;
 use crate::soak::ended_well;
 use crate::soak::film::{FRAME_BYTES, Film};
-use crate::trial::TWO;
+use crate::trial::{TWO, shared_gpus};
 
 /// Frames that come out between two kills: more than a job writes ahead into a pipe that is not read.
 const FRAMES: u64 = 600;
@@ -201,6 +201,9 @@ fn away(transport: &str, kills: usize, devices: &[Device]) -> Result<(Vec<f64>, 
     let job = |more: &[&Path]| {
         let mut command = this_program(&["run", "--input", "-", "--output", "-"])?;
         command.args(["--transport", transport, "--pipeline", TWO]);
+        if !devices.is_empty() {
+            command.args(shared_gpus(2));
+        }
         let film = "--frames-per-chunk 2 --cuts off --strength 8 --denoise-steps 1 --threads 1";
         command.args(words(film));
         command.args(more);

@@ -19,7 +19,7 @@ use pp_testing::video;
 use serde_json::Value;
 
 use crate::hook::VARIABLE;
-use crate::trial::{Ended, Ground, Trial, TrialArgs, has_gpus, run_in};
+use crate::trial::{Ended, Ground, TWO, Trial, TrialArgs, run_in};
 
 /// The placements. All that a row needs follows from its text: the fewest passes, and the ranks that may be killed.
 const PIPELINES: [&str; 27] = [
@@ -165,8 +165,8 @@ impl Trial for Case {
     }
 
     fn not_here(&self, ground: Ground) -> Option<&'static str> {
-        let lacks = !ground.is_host() && !has_gpus(self.pipeline().world_size().get());
-        lacks.then_some("there is no GPU for each rank")
+        let has = ground.has_gpus(&self.pipeline());
+        (!has).then_some("there is no GPU for each rank")
     }
 }
 
@@ -242,8 +242,11 @@ pub(crate) fn placements(args: &PlacementsArgs) -> Result<(), Error> {
         ground: args.trials.ground(),
         films: Mutex::default(),
     };
+    let fewest = job
+        .ground
+        .fewest_gpus(&TWO.parse().expect("a pipeline of ours"));
     args.trials
-        .run("placements", 2, cases(), |case, folder, told| {
+        .run("placements", fewest, cases(), |case, folder, told| {
             if let Err(error) = job.compare(case, folder) {
                 told.wrong.push(format!("{error:#}"));
             }

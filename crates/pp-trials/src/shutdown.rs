@@ -25,7 +25,7 @@ use self::cell::{Cell, Event};
 use self::chain::Link;
 use self::play::{Unplayed, play};
 use self::scene::Scene;
-use crate::trial::{CHAIN, Ground, TWO, Told, Trial, TrialArgs, has_gpus};
+use crate::trial::{CHAIN, Ground, TWO, Told, Trial, TrialArgs};
 
 /// A cell of the matrix.
 enum Any {
@@ -60,12 +60,16 @@ impl Trial for Any {
             Self::Two(cell) if cell.event == Event::Cut && !ground.has_nccl() => {
                 Some("the ranks share memory on one host: there is no network between them")
             }
-            Self::Chain(_) if !ground.is_host() && !has_gpus(3) => {
+            Self::Chain(_) if !ground.has_gpus(&pipeline(CHAIN)) => {
                 Some("there are no three GPUs for three ranks")
             }
             _ => None,
         }
     }
+}
+
+fn pipeline(text: &str) -> Pipeline {
+    text.parse().expect("a pipeline of ours")
 }
 
 /// Runs the matrix.
@@ -76,8 +80,7 @@ pub(crate) fn shutdown(args: &TrialArgs, env: &Env) -> Result<(), Error> {
     let heartbeat = Config::alone(heartbeat)?.heartbeat.ok_or_else(|| {
         Error::Usage("PP_HEARTBEAT_MS=0: without heartbeats no rank notices a stop".into())
     })?;
-    let [two, chain]: [Pipeline; 2] =
-        [TWO, CHAIN].map(|text| text.parse().expect("a pipeline of ours"));
+    let [two, chain] = [TWO, CHAIN].map(pipeline);
     // Why ranks in networks of their own do not come up here, once one has not.
     let no_networks = OnceLock::new();
     let play_two =
@@ -95,8 +98,13 @@ pub(crate) fn shutdown(args: &TrialArgs, env: &Env) -> Result<(), Error> {
         };
     let cells = Cell::all(ground).into_iter().map(Any::Two);
     let cells = cells.chain(Link::all().map(Any::Chain)).collect();
-    args.run("cells", 2, cells, |cell, folder, told| match *cell {
-        Any::Two(cell) => play_two(cell, folder, told),
-        Any::Chain(link) => link.play(&chain, ground, heartbeat, folder, told),
-    })
+    args.run(
+        "cells",
+        ground.fewest_gpus(&two),
+        cells,
+        |cell, folder, told| match *cell {
+            Any::Two(cell) => play_two(cell, folder, told),
+            Any::Chain(link) => link.play(&chain, ground, heartbeat, folder, told),
+        },
+    )
 }

@@ -9,7 +9,9 @@ mod work;
 
 use std::time::Duration;
 
-pub(crate) use self::job::{ASIDE, CHAIN, Ground, TWO, has_gpus, join, left_of, new_job, run_in};
+pub(crate) use self::job::{
+    ASIDE, CHAIN, Ground, TWO, join, left_of, new_job, run_in, shared_gpus,
+};
 #[cfg(test)]
 pub(crate) use self::run::choose;
 pub(crate) use self::run::{Trial, TrialArgs};

@@ -8,7 +8,7 @@ use pp_runtime::times::MISSED_HEARTBEATS;
 use super::log::Point;
 use super::role::Role;
 use crate::hook;
-use crate::trial::{ENDS_WITHIN, Ground, Trial};
+use crate::trial::{ENDS_WITHIN, Ground, Trial, shared_gpus};
 
 /// Time between heartbeats: a rank that gets no core for a while is not silent.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -275,6 +275,11 @@ impl Trial for OnPipeline<'_> {
             _ if skips_calls && !is_alone && ground != Ground::Host => Some(
                 "not a fault of this transport: NCCL compares no calls, and its devices wait for ever",
             ),
+            _ if ["devices.same-gpu", "devices.hidden"].contains(&self.entry.id)
+                && shared_gpus(self.pipeline.world_size().get()).is_some() =>
+            {
+                Some("the ranks share a GPU that is named for each of them")
+            }
             _ if is_alone && self.entry.is_of_group() => Some("it takes a pipeline with a group"),
             _ if !self.entry.grounds.contains(&ground) => {
                 Some("not a fault of this transport, or one of the fakes alone")

@@ -83,26 +83,37 @@ impl Ground {
         matches!(self, Self::Fakes | Self::Gpus)
     }
 
+    /// The fewest GPUs for the ranks of this pipeline. Without a group the copy engine needs no more than one.
+    pub(crate) fn fewest_gpus(self, pipeline: &Pipeline) -> u32 {
+        let has_group = pipeline.stages().iter().any(|stage| stage.ranks.len() > 1);
+        match self {
+            Self::Host => 0,
+            Self::P2pFakes | Self::P2pGpus if !has_group => 1,
+            _ => pipeline.world_size().get(),
+        }
+    }
+
+    /// Says whether this machine has them.
+    pub(crate) fn has_gpus(self, pipeline: &Pipeline) -> bool {
+        let fewest = self.fewest_gpus(pipeline);
+        fewest == 0 || Device::count().is_ok_and(|count| count >= fewest)
+    }
+
     pub(crate) fn is_real(self) -> bool {
         matches!(self, Self::P2pGpus | Self::Gpus)
     }
 }
 
-/// Says whether there are GPUs for so many ranks.
-pub(crate) fn has_gpus(ranks: u32) -> bool {
-    Device::count().is_ok_and(|count| count >= ranks)
-}
-
-/// Refuses a machine without the GPUs and the NCCL that jobs of so many ranks need: each job would say so again.
-pub(super) fn need_gpus(ranks: u32, ground: Ground) -> Result<(), Error> {
+/// Refuses a machine without these GPUs and the NCCL that jobs need: each job would say so again.
+pub(super) fn need_gpus(gpus: u32, ground: Ground) -> Result<(), Error> {
     let refuse = |why: String| {
         let why =
             format!("{why}; `pp doctor` says what is missing, and --transport host needs none");
         Err(Error::local(FaultKind::Device, "look for GPUs", why))
     };
     match Device::count() {
-        Ok(count) if count < ranks => {
-            refuse(format!("{count} GPUs visible, and a job needs {ranks}"))
+        Ok(count) if count < gpus => {
+            refuse(format!("{count} GPUs visible, and a job needs {gpus}"))
         }
         Ok(_) if !ground.has_nccl() => Ok(()),
         Ok(_) => match Nccl::load() {
@@ -111,6 +122,17 @@ pub(super) fn need_gpus(ranks: u32, ground: Ground) -> Result<(), Error> {
         },
         Err(error) => refuse(with_source(&error)),
     }
+}
+
+/// The devices of so many ranks, as an option, where this machine has fewer GPUs than ranks: they share them.
+pub(crate) fn shared_gpus(ranks: u32) -> Option<String> {
+    let count = Device::count()
+        .ok()
+        .filter(|count| (1..ranks).contains(count))?;
+    let devices: Vec<_> = (0..ranks)
+        .map(|rank| format!("cuda:{}", rank % count))
+        .collect();
+    Some(format!("--devices={}", devices.join(",")))
 }
 
 /// A job of this pipeline whose ranks are not started yet.
@@ -140,6 +162,9 @@ pub(crate) fn run_in(
         Ground::P2pFakes | Ground::P2pGpus => ["--transport", "p2p", "--kernels", "ptx"],
         Ground::Fakes | Ground::Gpus => ["--transport", "nccl", "--kernels", "ptx"],
     });
+    if !ground.is_host() && !ground.has_nccl() {
+        command.args(shared_gpus(pipeline.world_size().get()));
+    }
     Ok(())
 }
 

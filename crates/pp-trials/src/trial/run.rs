@@ -109,11 +109,11 @@ impl TrialArgs {
         Ground::of(self.transport)
     }
 
-    /// Runs those that were chosen, each in a folder of its own; or names them. On GPUs they take so many.
+    /// Runs those that were chosen, each in a folder of its own; or names them. On GPUs they take so many GPUs.
     pub(crate) fn run<T: Trial>(
         &self,
         what: &'static str,
-        ranks: u32,
+        gpus: u32,
         mut trials: Vec<T>,
         play: impl Fn(&T, &Path, &mut Told) + Sync,
     ) -> Result<(), Error> {
@@ -146,7 +146,7 @@ impl TrialArgs {
         }
         let on_gpus = ground.is_real();
         if on_gpus {
-            need_gpus(ranks, ground)?;
+            need_gpus(gpus, ground)?;
         }
         let work = Work::new(what)?;
         let started = Instant::now();

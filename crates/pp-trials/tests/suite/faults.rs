@@ -73,6 +73,15 @@ fn every_fault_ends_as_it_must_on_gpus(transport: &str) {
 }
 
 #[test]
+fn every_fault_ends_as_it_must_on_one_gpu() {
+    let mut command = pp(&["faults", "--transport", "p2p"]);
+    Fakes::newest().give_to(&mut command);
+    command.env("PP_FAKE_DEVICES", "1");
+    let reasons = [NOT_HERE, &["the ranks share a GPU"]].concat();
+    assert_all_behave(&mut command, 50, &reasons);
+}
+
+#[test]
 fn every_rule_is_broken_somewhere() {
     let list = run(&mut pp(&["faults", "--list"]), None).succeeded();
     let list = String::from_utf8(list.stdout).unwrap();

@@ -35,6 +35,14 @@ fn every_cell_ends_as_it_should_by_copy_engine() {
 }
 
 #[test]
+fn every_cell_ends_as_it_should_on_one_gpu() {
+    let mut command = matrix(&["--transport", "p2p"]);
+    Fakes::newest().give_to(&mut command);
+    command.env("PP_FAKE_DEVICES", "1");
+    assert_all_behave(&mut command, 127, &["no network between them"]);
+}
+
+#[test]
 fn every_cell_ends_as_it_should_over_nccl() {
     let folder = folder("shutdown_nccl");
     let mut command = matrix(&["--transport", "nccl"]);
