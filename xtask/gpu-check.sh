@@ -4,7 +4,8 @@
 #   gpu-check.sh [--out FILE.json] [--only REGEX] [--budget SECONDS] [--runs N] [--memory DIR] [--list]
 #
 # It lies in the directory that `cargo xtask bundle` makes, beside what it runs, and needs two GPUs, NCCL,
-# compute-sanitizer, bash and the usual small programs. The programs to compare with, in peers/, need python3 with torch,
+# compute-sanitizer, bash and the usual small programs. On one GPU two ranks share it in the steps of the copy engine that check
+# bytes and ends; what needs two is skipped and named. The programs to compare with, in peers/, need python3 with torch,
 # and nvcc with cuBLAS; what is not found is skipped. PEERS=DIR adds every *.cu (built with NCCL) and *.py (two ranks, started by
 # torch.distributed.run) of a directory. --memory names a file system in memory with 17 GB free (/dev/shm unless told): one
 # that is mounted with huge=always lets several threads write at once, where small pages let the kernel fill 4 to 5 GB/s.
@@ -161,7 +162,10 @@ gpu_step() { # GPUS NAME NEED SECONDS COMMAND...
     local need=$1
     shift
     if ((gpus < need)); then
-        skip "$1" "$2" "needs $need GPUs, here are $gpus"
+        # A machine with one GPU is checked for what it can do.
+        local weight=$2
+        ((gpus)) && weight=optional
+        skip "$1" "$weight" "needs $need GPUs, here are $gpus"
         return 1
     fi
     step "$@"
@@ -231,6 +235,9 @@ ratio() {
 
 nccl=(--transport nccl)
 p2p=(--transport p2p)
+# Two ranks share the only GPU.
+shared=()
+((gpus == 1)) && shared=(--devices cuda:0,cuda:0)
 spin=(--simulate gpu-spin)
 
 correctness() {
@@ -341,19 +348,22 @@ p2p_edges() {
     gpu_step 2 p2p-conformance held 150 env PP_TEST_GPU=real bash -o pipefail -c \
         '"$0" --test-threads=1 p2p | tee tests && grep -qE "ok\. [1-9]" tests' "$here/tests/conformance"
     # Whatever carries the payloads, the output is the same, bit for bit.
-    gpu_step 2 p2p-jobs held 150 bash -c 'run() { "$pp" run --kernels ptx --input "$clip" --output out.y4m "$@" &&
-            if [[ -f nccl.y4m ]]; then cmp nccl.y4m out.y4m; else mv out.y4m nccl.y4m; fi || exit; }
-        pp=$0 trials=$1 clip=$2
-        run --transport nccl --denoise-steps 4
+    gpu_step 1 p2p-jobs held 150 bash -c 'run() { "$pp" run --kernels ptx --input "$clip" --output out.y4m "$@" &&
+            if [[ -f first.y4m ]]; then cmp first.y4m out.y4m; else mv out.y4m first.y4m; fi || exit; }
+        pp=$0 trials=$1 clip=$2 devices=$3
+        if [[ $devices ]]; then run --ranks 1 --denoise-steps 4; else run --transport nccl --denoise-steps 4; fi
         for how in auto p2p "p2p --recompute" "p2p --restarts 3" "p2p --verify every=1" "p2p --depth 1"; do
-            run --denoise-steps 4 --transport $how
+            run --denoise-steps 4 --ranks 2 $devices --transport $how
         done
         for pipeline in phase_b@1,decode@0 phase_b@0,decode@1 phase_b@0,phase_b@1,decode@1 phase_b@0+1,decode@0 "(phase_b@0,phase_b@1)*2,decode@0"; do
-            run --transport p2p --denoise-steps 4 --pipeline "encode@0,$pipeline"
+            # A group wants a GPU for each member.
+            [[ $devices && $pipeline == *+* ]] || run --transport p2p --denoise-steps 4 $devices --pipeline "encode@0,$pipeline"
         done
         pp=$trials
-        PP_FAULT=kill@1:chunk=2:times=3 run --transport p2p --denoise-steps 4 --restarts 5' "$pp" "$trials" "$clip"
-    gpu_step 2 p2p-words held 300 bash -c '"$0" words "$@" && "$0" words "$@" --max-bytes 65536 --seed 2' "$trials" "${p2p[@]}" --json
+        PP_FAULT=kill@1:chunk=2:times=3 run --transport p2p --denoise-steps 4 --ranks 2 $devices --restarts 5' \
+        "$pp" "$trials" "$clip" "${shared[*]}"
+    ((gpus > 1)) || gpu_step 1 p2p-placements held 150 "$trials" placements --part gpu "${p2p[@]}" --input "$clip"
+    gpu_step 1 p2p-words held 300 bash -c '"$0" words "$@" && "$0" words "$@" --max-bytes 65536 --seed 2' "$trials" "${p2p[@]}" "${shared[@]}" --json
     native_peer p2p-limit 175 "$here/peers/copy_engine.cu" -lcuda -lcublas
     local run ms way load
     for ((run = 1; run <= runs; run++)); do
@@ -377,13 +387,13 @@ p2p_edges() {
                 --simulate "$load" --decode-ms 2 --phase-b-ms 2 --against 64
         done
     done
-    gpu_step 2 p2p-kills held 400 "$trials" kills "${p2p[@]}" --json
-    gpu_step 2 p2p-faults held 240 "$trials" faults "${p2p[@]}" --json
-    gpu_step 2 p2p-shutdown held 300 "$trials" shutdown "${p2p[@]}" --jobs 3 --json
+    gpu_step 1 p2p-kills held 400 "$trials" kills "${p2p[@]}" --json
+    gpu_step 1 p2p-faults held 240 "$trials" faults "${p2p[@]}" --json
+    gpu_step 1 p2p-shutdown held 300 "$trials" shutdown "${p2p[@]}" --jobs 3 --json
     # The second one is a minimal program, which shows what the tool itself can check.
     local memcheck=("$sanitizer" --tool memcheck --target-processes all --error-exitcode 9)
     has "$sanitizer" p2p-memcheck held "$no_sanitizer" || return
-    gpu_step 2 p2p-memcheck held 240 env PP_HEARTBEAT_MS=10000 "${memcheck[@]}" "$trials" words "${p2p[@]}" \
+    gpu_step 1 p2p-memcheck held 240 env PP_HEARTBEAT_MS=10000 "${memcheck[@]}" "$trials" words "${p2p[@]}" "${shared[@]}" \
         --messages 2000 --max-bytes 1000000 --json
     UNDER=${memcheck[*]} native_peer p2p-memcheck-limit 120 "$here/peers/copy_engine.cu" -lcuda -lcublas
 }
@@ -428,7 +438,7 @@ sanitized() {
     done
 }
 
-step device required 30 bash -c '(("$1" >= 2)) || { echo "needs two GPUs; nvidia-smi lists $1, or is missing"; exit 1; }
+step device required 30 bash -c '(("$1")) || { echo "needs a GPU; nvidia-smi lists none, or is missing"; exit 1; }
     "$0" --query-gpu=index,name,memory.total,driver_version,clocks.max.sm,clocks.sm,power.limit --format=csv; "$0" topo -m || true' "${smi:-nvidia-smi}" "$gpus"
 correctness
 job

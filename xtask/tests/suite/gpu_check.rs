@@ -359,11 +359,22 @@ fn a_required_step_that_cannot_run_fails_the_whole() {
     assert_eq!(step(&report, "job")["text"], "needs 2 GPUs, here are 0");
     assert_eq!(step(&report, "link-1")["status"], "skipped");
     assert_eq!(step(&report, "link-1")["required"], false);
+}
 
+#[test]
+fn on_one_gpu_two_ranks_share_it_and_what_needs_two_is_skipped_by_name() {
+    let bundle = Bundle::new("one");
     bundle.program("path/nvidia-smi", "printf '0\\n'");
-    let (output, report) = bundle.run(&["--only", "^(device|doctor)$"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert_eq!(report["failed"], serde_json::json!(["device"]));
+    bundle.program("bin/pp-trials", "echo \"$*\"");
+    let only = "^(device|race|p2p-words|p2p-placements)$";
+    let (output, report) = bundle.run(&["--only", only]);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    let race = step(&report, "race");
+    assert_eq!(race["status"], "skipped");
+    assert_eq!(race["text"], "needs 2 GPUs, here are 1");
+    let words = step(&report, "p2p-words")["text"].as_str().unwrap();
+    assert!(words.contains("words --transport p2p --devices cuda:0,cuda:0"));
+    assert_eq!(step(&report, "p2p-placements")["status"], "passed");
 }
 
 #[test]
