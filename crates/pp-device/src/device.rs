@@ -35,6 +35,9 @@ pub struct About {
     pub shared_bytes_per_block: u32,
     /// The newest CUDA that the driver knows, as 1000 × major + 10 × minor.
     pub driver_version: u32,
+    /// NVIDIA's MPS serves this process, so its kernels run beside those of other processes. Without MPS the device serves
+    /// its processes in turns. False, too, where the driver does not know.
+    pub has_mps: bool,
 }
 
 /// Memory of a device, in bytes.
@@ -164,6 +167,8 @@ impl Device {
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
             driver_version: Driver::loaded().version(),
+            // An older driver refuses the question.
+            has_mps: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED).is_ok_and(|on| on != 0),
         };
         Ok(Self(Arc::new(Opened {
             context,

@@ -163,6 +163,7 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 99:
     case 102: *value = 1; break; /* memory operations of streams, also of 64 bits; registered memory; mapping */
     case 103: *value = fake_setting_number("DESCRIPTORS", 1) != 0; break; /* memory by a descriptor */
+    case 133: *value = fake_setting_number("MPS", 0) != 0; break;
     case 75: *value = 9; break;  /* compute capability */
     case 76: *value = 0; break;
     case 81: *value = 233472; break; /* shared memory per multiprocessor */

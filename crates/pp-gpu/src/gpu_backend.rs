@@ -20,6 +20,9 @@ use pp_edges::error::TransportError;
 use pp_edges::group::Members;
 use pp_edges::host::EdgeShape;
 
+/// What two ranks on one GPU are told without MPS.
+const IN_TURNS: &str = "the ranks share a GPU, which serves them in turns; NVIDIA's MPS lets their work overlap: \
+                        nvidia-cuda-mps-control -d";
 /// The operation named in a fault while two ranks choose a transport.
 const WHAT: &str = "choose a way between GPUs";
 
@@ -73,14 +76,14 @@ impl GpuBackend {
         }
     }
 
-    /// Makes the edges with a peer by copy engine. Returns the reason if that does not work. Both ranks get the same
-    /// answer.
+    /// Makes the edges with a peer by copy engine. Returns them with a remark, or the reason if that does not work. Both
+    /// ranks get the same answer.
     fn try_p2p(
         &self,
         peer: &mut dyn Peer,
         edges: &[EdgeEnd],
         bell: &Bell,
-    ) -> Result<Result<Tried, Why>, Fault> {
+    ) -> Result<Result<(Tried, &'static str), Why>, Fault> {
         let device = &self.device;
         if !peer.shares_host() {
             // Both ranks know this, so neither needs to tell the other.
@@ -92,10 +95,15 @@ impl GpuBackend {
         }
         peer.send(&device.about().uuid)?;
         let uuid = peer.receive(WHAT)?;
+        let is_shared = uuid[..] == device.about().uuid;
+        let remark = match is_shared && !device.about().has_mps {
+            true => IN_TURNS,
+            false => "",
+        };
         let reach = <[u8; 16]>::try_from(&uuid[..]).map_err(|_| Unreachable::NoUuid);
         let reach = reach.and_then(|uuid| self.reach(uuid));
         match exchange(peer, reach)? {
-            Ok(()) => trial::make(peer, device, edges, bell),
+            Ok(()) => Ok(trial::make(peer, device, edges, bell)?.map(|tried| (tried, remark))),
             Err(why) => Ok(Err(why)),
         }
     }
@@ -260,9 +268,9 @@ impl Backend for GpuBackend {
         let mut why = String::new();
         if has_payloads && self.way != GpuTransport::Nccl {
             match self.try_p2p(peer, &edges, bell)? {
-                Ok(tried) => {
+                Ok((tried, remark)) => {
                     self.taken[0] = true;
-                    self.tell(peer, &edges, "p2p", "");
+                    self.tell(peer, &edges, "p2p", remark);
                     return Ok((GpuAgreed(Taken::P2p(tried)), None));
                 }
                 Err(reason) if self.way == GpuTransport::P2p => {

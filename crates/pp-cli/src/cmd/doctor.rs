@@ -179,14 +179,15 @@ fn gpus() -> Finding {
             Ok(device) => {
                 let about = device.about();
                 names.push(format!(
-                    "{} ({}, compute {}.{}, {} MiB, driver for CUDA {}.{})",
+                    "{} ({}, compute {}.{}, {} MiB, driver for CUDA {}.{}, {} MPS)",
                     about.name,
                     uuid_text(about.uuid),
                     about.compute_major,
                     about.compute_minor,
                     about.total_bytes >> 20,
                     about.driver_version / 1000,
-                    about.driver_version % 1000 / 10
+                    about.driver_version % 1000 / 10,
+                    if about.has_mps { "under" } else { "without" }
                 ));
                 devices.push(device);
             }
@@ -200,10 +201,11 @@ fn gpus() -> Finding {
     }
     match names.len() {
         0 => Note("a driver and no GPU".into(), "check CUDA_VISIBLE_DEVICES"),
+        1 if devices[0].about().has_mps => Good(names.join(", ")),
         1 => Note(
             names.join(", "),
-            "it takes one rank (--ranks 1); each rank more needs a GPU of its own, here or on a machine \
-             where a launcher starts it",
+            "pp run puts one rank on it; ranks that share it (--devices cuda:0,cuda:0) take turns unless MPS runs: \
+             nvidia-cuda-mps-control -d",
         ),
         _ => Good(format!("{}; {}", names.join(", "), between(&devices))),
     }

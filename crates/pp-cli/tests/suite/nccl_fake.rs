@@ -339,13 +339,21 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
 #[test]
 fn ranks_share_a_gpu_that_is_named_for_each_of_them() {
     let (folder, input, output) = files("nccl_shared", &video(33, 19, "420jpeg", 11));
-    let run_on = |transport, devices, more: &[&str]| {
+    let run_on = |transport, devices, more: &[&str], mps| {
         let more = [&COPY[..], &["--devices", devices], more].concat();
         let mut command = run_over(transport, &folder, &more);
-        run(command.env("PP_FAKE_DEVICES", "1"), None)
+        command.env("PP_FAKE_DEVICES", "1").env("PP_FAKE_MPS", mps);
+        run(&mut command, None)
     };
-    for transport in ["p2p", "auto"] {
-        run_on(transport, "cuda:0,cuda:0", &[]).succeeded();
+    for (transport, mps, told) in [("p2p", "0", 0), ("auto", "0", 1), ("auto", "1", 0)] {
+        let ended = run_on(transport, "cuda:0,cuda:0", &[], mps).succeeded();
+        let turns = "p2p (the ranks share a GPU, which serves them in turns; NVIDIA's MPS";
+        assert_eq!(
+            ended.stderr.matches(turns).count(),
+            told,
+            "{}",
+            ended.stderr
+        );
         assert!(std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap());
         assert_proven_over("p2p", &folder, 12, EXPECT);
     }
@@ -374,7 +382,7 @@ fn ranks_share_a_gpu_that_is_named_for_each_of_them() {
             "as a group; give each member a GPU of its own",
         ),
     ] {
-        run_on(transport, devices, more).failed(code, &[words]);
+        run_on(transport, devices, more, "0").failed(code, &[words]);
     }
 }
 
