@@ -111,11 +111,14 @@ pub fn check(
     )))
 }
 
-/// Says whether this machine has one GPU, no more, and a job with this transport may run on it.
+/// Says whether this machine has one GPU, no more, which these kernels can use, built in or not.
 #[must_use]
-pub fn is_on_the_only_gpu(has_gpu_form: bool, transport: TransportChoice) -> bool {
-    let may = has_gpu_form && transport.way().is_some();
-    may && matches!(Device::count(), Ok(1))
+pub fn is_the_only_gpu_usable(are_built_in: bool) -> bool {
+    let is_usable = |device: Device| {
+        let checked = device.bind().map(|()| check_device(device.raw_context()));
+        checked.is_ok_and(|checked| checked.is_ok() || !are_built_in)
+    };
+    matches!(Device::count(), Ok(1)) && Device::open(0).is_ok_and(is_usable)
 }
 
 /// Refuses a transport between devices that it does not connect.
@@ -123,16 +126,14 @@ pub fn is_on_the_only_gpu(has_gpu_form: bool, transport: TransportChoice) -> boo
 /// # Errors
 /// `host` with a GPU, or a transport of GPUs without one; with the remedy.
 pub fn check_transport(transport: TransportChoice, devices: &[DeviceName]) -> Result<(), Error> {
-    let refuse = |what| {
-        Err(Error::Usage(format!(
-            "--transport {transport} {what}; use --transport auto"
-        )))
-    };
+    let refuse = |what| Err(Error::Usage(format!("--transport {transport} {what}")));
     let has_gpu = devices.iter().any(|device| device.is_gpu());
     match transport {
-        TransportChoice::Host if has_gpu => refuse("moves host memory, and --devices names a GPU"),
+        TransportChoice::Host if has_gpu => {
+            refuse("moves host memory, and --devices names a GPU; use --transport auto or p2p")
+        }
         gpus if gpus.is_on_gpus() && !devices.is_empty() && !has_gpu => {
-            refuse("moves GPU memory, and --devices names no GPU")
+            refuse("moves GPU memory, and --devices names no GPU; use --transport host")
         }
         _ => Ok(()),
     }
@@ -320,7 +321,7 @@ fn find(
         (_, error) => with_source(&error),
     })?;
     let ordinal = match this.device() {
-        Some(device) => named(device, this, count)?,
+        Some(device) => named(device, this, env, count)?,
         None => own(this, env, count, (need, without_gpus))?,
     };
     let nccl = match (this.launch().world_size().get(), way) {
@@ -339,11 +340,11 @@ fn find(
 }
 
 /// The number of a GPU that the user named, where so many are visible.
-fn named(device: DeviceName, this: ThisRank<'_>, count: u32) -> Result<u32, String> {
+fn named(device: DeviceName, this: ThisRank<'_>, env: &Env, count: u32) -> Result<u32, String> {
     let number = match device {
         DeviceName::Cuda(number) => number,
         // A launcher may show each rank its own GPU alone.
-        _ if count == 1 && !this.is_supervised() => 0,
+        _ if count == 1 && ranks_here(this, env).is_none() => 0,
         _ => this.gpus_before(),
     };
     if number < count {

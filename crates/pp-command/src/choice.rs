@@ -36,7 +36,7 @@ impl FromStr for KernelChoice {
 /// How payloads travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransportChoice {
-    /// GPU memory if this machine has a GPU for each rank, else shared memory. Between two GPUs it is p2p if NVLink connects
+    /// GPU memory if --devices names GPUs or this machine has one for each rank, else shared memory. Between two GPUs it is p2p if NVLink connects
     /// them, else nccl. Prints the choice.
     Auto,
     /// Memory that the ranks of one machine share.

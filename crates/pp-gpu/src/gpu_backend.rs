@@ -102,9 +102,18 @@ impl GpuBackend {
         };
         let reach = <[u8; 16]>::try_from(&uuid[..]).map_err(|_| Unreachable::NoUuid);
         let reach = reach.and_then(|uuid| self.reach(uuid));
-        match exchange(peer, reach)? {
-            Ok(()) => Ok(trial::make(peer, device, edges, bell)?.map(|tried| (tried, remark))),
-            Err(why) => Ok(Err(why)),
+        let made = match exchange(peer, reach)? {
+            Ok(()) => trial::make(peer, device, edges, bell)?.map(|tried| (tried, remark)),
+            Err(why) => Err(why),
+        };
+        match made {
+            Err(why) if is_shared => {
+                let text = format!(
+                    "{why}; the ranks share a GPU, and NCCL wants one for each rank; give each a GPU of its own"
+                );
+                Err(Fault::new(FaultKind::Device, peer.own_rank(), WHAT, text))
+            }
+            made => Ok(made),
         }
     }
 

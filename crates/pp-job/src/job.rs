@@ -311,10 +311,17 @@ impl ThisRank<'_> {
         self.devices.get(self.rank().get() as usize).copied()
     }
 
-    /// How many ranks in front of it on this host are [`DeviceName::NextCuda`], too: so many visible GPUs are theirs. The
-    /// ranks of a host follow each other.
+    /// How many ranks in front of it on this host are [`DeviceName::NextCuda`], too: so many visible GPUs are theirs. If not
+    /// all ranks are, the ranks of a host must follow each other.
     #[must_use]
     pub fn gpus_before(&self) -> u32 {
+        if self
+            .devices
+            .iter()
+            .all(|device| *device == DeviceName::NextCuda)
+        {
+            return self.launch.local_rank();
+        }
         let own = self.rank().get() as usize;
         let first = own.saturating_sub(self.launch.local_rank() as usize);
         let before = self.devices.get(first..own).unwrap_or_default();

@@ -88,6 +88,7 @@ struct WordsReport<'a> {
 
 /// Runs the whole job, or this process's rank of it, with the fault that PP_FAULT names.
 pub(crate) fn words(args: &WordsArgs, env: &Env, fault: Option<OsString>) -> Result<(), Error> {
+    backend::check_transport(args.transport, &args.devices)?;
     let pipeline: Pipeline = PIPELINE.parse()?;
     let hook = fault.map(|text| Hook::read(&text, &pipeline)).transpose()?;
     let config = Config::from_env(env.lookup())?;

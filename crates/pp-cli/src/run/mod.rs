@@ -23,9 +23,9 @@ use std::cell::RefCell;
 use std::io::IsTerminal as _;
 use std::rc::Rc;
 
-use pp_command::KernelChoice;
 use pp_command::backend::{self, Backend};
 use pp_command::env::Env;
+use pp_command::{KernelChoice, TransportChoice};
 use pp_contract::{Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
 use pp_job::internal::{check_world, say, say_aside, signal_name};
 use pp_job::output::Shown;
@@ -60,6 +60,8 @@ pub struct Checked {
     pub pipeline: Pipeline,
     /// Most chunks in flight.
     pub depth: u32,
+    /// All stages stand on one rank, since this machine has one GPU.
+    pub is_on_the_only_gpu: bool,
 }
 
 /// Runs the whole job, or this process's rank of it.
@@ -89,7 +91,11 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     check_plugin_args(&args.plugin_args)?;
     let started = pp_job::internal::world(env.lookup());
     let world = started.as_ref().ok().copied().flatten();
-    let pipeline = placement::pipeline(args, world, || ranks_here(args, env))?;
+    let is_free = args.pipeline.is_none() && args.ranks_named().is_none();
+    let is_on_the_only_gpu =
+        is_free && matches!(started, Ok(None)) && is_on_the_only_gpu(args, env)?;
+    let otherwise = if is_on_the_only_gpu { 1 } else { 2 };
+    let pipeline = placement::pipeline(args, world.unwrap_or(otherwise))?;
     match &args.kernels {
         // All that are built in have the same stages.
         KernelChoice::Auto => check_stages(args, &pipeline, KernelSet::for_host().describe())?,
@@ -99,6 +105,9 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     if let Some(started) = world {
         let instead = match args.pipeline {
             Some(_) => format!("give a --pipeline of {started} ranks or --ranks {started}"),
+            None if args.ranks.is_none() && !args.devices.is_empty() => {
+                format!("name {started} devices with --devices")
+            }
             None => format!("give --ranks {started}"),
         };
         check_world(started, &pipeline, &instead)?;
@@ -121,12 +130,16 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
         config,
         pipeline,
         depth,
+        is_on_the_only_gpu,
     })
 }
 
-/// The ranks of a job whose command line and launcher name none: one where this machine has one GPU that the kernels work
-/// on, else 2.
-fn ranks_here(args: &RunArgs, env: &Env) -> Result<u32, Error> {
+/// Says whether a job whose command line and launcher name no ranks has one, on the only GPU of this machine. A rank that
+/// is to be started again stands beside that of the source.
+fn is_on_the_only_gpu(args: &RunArgs, env: &Env) -> Result<bool, Error> {
+    if args.transport != TransportChoice::Auto || args.restarts > 0 {
+        return Ok(false);
+    }
     let has_gpu_form = match &args.kernels {
         KernelChoice::Auto => true,
         KernelChoice::BuiltIn(set) => set.describe().cuda,
@@ -135,12 +148,8 @@ fn ranks_here(args: &RunArgs, env: &Env) -> Result<u32, Error> {
             plugin::describe(path, env)?.cuda
         }
     };
-    Ok(
-        match backend::is_on_the_only_gpu(has_gpu_form, args.transport) {
-            true => 1,
-            false => 2,
-        },
-    )
+    let are_built_in = !matches!(args.kernels, KernelChoice::File(_));
+    Ok(has_gpu_form && backend::is_the_only_gpu_usable(are_built_in))
 }
 
 /// How often a chunk goes through a ring that is walked once for each step. The most steps are fewer than 16 bits hold.
@@ -210,10 +219,7 @@ impl<'a> VideoJob<'a> {
             ));
         }
         if let Backend::Gpu(gpu) = &mut choice.backend {
-            let names_ranks = args.pipeline.is_some() || args.ranks_named().is_some();
-            if let (Some(said), false, None) =
-                (&mut choice.said, names_ranks, &checked.config.launch)
-            {
+            if let (Some(said), true) = (&mut choice.said, checked.is_on_the_only_gpu) {
                 said.push_str(", the only GPU, so all stages are on one rank");
             }
             // Only communicators that do not block can be given up while they are made, when the rank that replaces

@@ -2,23 +2,17 @@
 
 use std::ops::Range;
 
-use pp_contract::Pipeline;
 use pp_contract::pipeline::{Laps, MAX_RANKS, Ring};
+use pp_contract::{DeviceName, Pipeline};
 use pp_job::Error;
 use pp_kernels::{Description, StageInfo, StageKind};
 
 use crate::args::RunArgs;
 
-/// The pipeline of `--pipeline`; without it that of `--ranks` or `--devices`, else of as many ranks as a launcher started,
-/// else of so many.
-pub(super) fn pipeline(
-    args: &RunArgs,
-    started: Option<u32>,
-    otherwise: impl FnOnce() -> Result<u32, Error>,
-) -> Result<Pipeline, Error> {
+/// The pipeline of `--pipeline`; without it that of `--ranks` or `--devices`, else of so many ranks.
+pub(super) fn pipeline(args: &RunArgs, otherwise: u32) -> Result<Pipeline, Error> {
     let Some(given) = &args.pipeline else {
-        let ranks = args.ranks_named().or(started);
-        let ranks = ranks.map_or_else(otherwise, Ok)?;
+        let ranks = args.ranks_named().unwrap_or(otherwise);
         return of_ranks(ranks.clamp(1, MAX_RANKS), args.denoise_steps);
     };
     if let (Some(ring), 0) = (given.rings().first(), args.denoise_steps) {
@@ -61,7 +55,12 @@ fn with_parts(ranks: Range<u32>) -> String {
 /// cores of its own, and the longest part gets shorter.
 pub(super) fn faster(args: &RunArgs, ranks: u32, is_on_gpu: bool, cores: u32) -> Option<String> {
     let steps = args.denoise_steps;
-    let has_own = is_on_gpu || (1..=cores / ranks).contains(&args.threads);
+    let is_alone = |device: &DeviceName| {
+        let same = args.devices.iter().filter(|other| *other == device);
+        *device == DeviceName::NextCuda || same.count() == 1
+    };
+    let has_own = is_on_gpu && args.devices.iter().all(is_alone)
+        || (1..=cores / ranks).contains(&args.threads);
     let gets_shorter =
         (2..=steps).contains(&ranks) && steps.div_ceil(ranks) < steps.div_ceil(ranks - 1);
     (args.pipeline.is_none() && has_own && gets_shorter).then(|| with_parts(0..ranks))
@@ -230,6 +229,9 @@ mod tests {
             (&[], 1, true, None),
             (&[given], 2, true, None),
             (&["--threads=2"], 2, false, Some(two)),
+            // The ranks share a GPU already.
+            (&["--devices=cuda:0,cuda:0"], 2, true, None),
+            (&["--devices=cuda:0,cuda:1"], 2, true, Some(two)),
             // The ranks share all cores already.
             (&[], 2, false, None),
             (&["--threads=3"], 2, false, None),

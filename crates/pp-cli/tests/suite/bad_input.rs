@@ -245,8 +245,8 @@ fn kernels_transports_and_devices_that_do_not_go_together() {
         --kernels ptx --transport host | --transport auto
         --kernels ptx --devices cpu,cpu | works in GPU memory; gives rank 0 cpu
         --kernels cpu --devices cuda:0,cuda | works in host memory; gives rank 0 cuda:0
-        --transport host --devices cuda,cuda | --devices names a GPU; use --transport auto
-        --transport p2p --devices cpu,cpu | --devices names no GPU; use --transport auto
+        --transport host --devices cuda,cuda | --devices names a GPU; use --transport auto or p2p
+        --transport p2p --devices cpu,cpu | --devices names no GPU; use --transport host
         --devices cuda,cpu | gives rank 1 a CPU and rank 0 a GPU; give all ranks GPUs
         --devices cpu --ranks 2 | names 1 device; has 2 ranks
         --devices cuda:x,cpu | --devices cuda:x; where N is the number of a visible GPU

@@ -305,6 +305,14 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
         let words = ["1 GPU visible, and the ranks", advice];
         run(command.env("PP_FAKE_DEVICES", "1"), None).failed(10, &words);
     }
+    // Restarts want a rank beside that of the source.
+    let restarts = run_args(
+        &input,
+        &output,
+        &["--denoise-steps", "0", "--restarts", "1"],
+    );
+    let mut command = on_fakes(pp(&restarts), &Fakes::newest(), &folder);
+    run(command.env("PP_FAKE_DEVICES", "1"), None).succeeded();
     let auto = run_args(&input, &output, &["--denoise-steps", "0"]);
     for (variable, value, transport) in [
         ("PP_FAKE_DEVICES", "0", "transport host"),
@@ -357,6 +365,19 @@ fn ranks_share_a_gpu_that_is_named_for_each_of_them() {
         assert!(std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap());
         assert_proven_over("p2p", &folder, 12, EXPECT);
     }
+    // Each takes the next GPU: two ranks on one would be refused.
+    let mut command = run_over(
+        "p2p",
+        &folder,
+        &[&COPY[..], &["--devices", "cuda,cuda"]].concat(),
+    );
+    run(&mut command, None).succeeded();
+    assert_proven_over("p2p", &folder, 12, EXPECT);
+    let mut command = pp(&words(
+        "bench link --transport p2p --devices cuda:0,cuda:0 --max-bytes 64",
+    ));
+    Fakes::newest().give_to(&mut command);
+    run(command.env("PP_FAKE_DEVICES", "1"), None).succeeded();
     let group = ["--pipeline", "encode@0,phase_b@0+1,decode@0"];
     for (transport, devices, more, code, words) in [
         ("p2p", "cuda:0,cuda", &[][..], 6, "are both on GPU-"),

@@ -275,14 +275,15 @@ impl Trial for OnPipeline<'_> {
             _ if skips_calls && !is_alone && ground != Ground::Host => Some(
                 "not a fault of this transport: NCCL compares no calls, and its devices wait for ever",
             ),
-            _ if ["devices.same-gpu", "devices.hidden"].contains(&self.entry.id)
-                && shared_gpus(self.pipeline.world_size().get()).is_some() =>
-            {
-                Some("the ranks share a GPU that is named for each of them")
-            }
             _ if is_alone && self.entry.is_of_group() => Some("it takes a pipeline with a group"),
             _ if !self.entry.grounds.contains(&ground) => {
                 Some("not a fault of this transport, or one of the fakes alone")
+            }
+            _ if ["devices.same-gpu", "devices.hidden"].contains(&self.entry.id)
+                && !ground.has_nccl()
+                && shared_gpus(self.pipeline.world_size().get()).is_some() =>
+            {
+                Some("the ranks share a GPU that is named for each of them")
             }
             SinkAt::Source if !has_sink_at_source => {
                 Some("it takes a pipeline with source and sink on one rank")

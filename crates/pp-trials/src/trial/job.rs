@@ -30,9 +30,9 @@ pub(crate) const CHAIN: &str = "encode@0 -> phase_b@1 -> decode@2";
 pub(crate) enum Transport {
     /// Memory that the ranks share.
     Host,
-    /// GPU memory by copy engine: a GPU for each rank, or fakes.
+    /// GPU memory by copy engine, or fakes; the ranks share the GPUs that there are.
     P2p,
-    /// GPU memory over NCCL: likewise.
+    /// GPU memory over NCCL: a GPU for each rank, or fakes.
     Nccl,
 }
 
