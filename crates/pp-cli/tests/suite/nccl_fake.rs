@@ -393,14 +393,14 @@ fn ranks_share_a_gpu_that_is_named_for_each_of_them() {
             "cuda:0,cuda:0",
             &[],
             6,
-            "NCCL takes one GPU for each rank; use --transport p2p",
+            "NCCL, which connects them, takes one GPU for each rank",
         ),
         (
             "auto",
             "cuda:0,cuda:0",
             &group,
             6,
-            "as a group; give each member a GPU of its own",
+            "ranks 0 and 1 are both on GPU-",
         ),
     ] {
         run_on(transport, devices, more, "0").failed(code, &[words]);

@@ -245,48 +245,32 @@ impl JoinedRank {
     }
 }
 
-/// Refuses a shared device where NCCL would connect the ranks that share it: it takes one for each rank.
+/// Refuses a device that two ranks share whom NCCL would connect: it takes one for each rank. All hellos are there, in order
+/// of the ranks.
 fn check_shared(pipeline: &Pipeline, hellos: &[Hello]) -> Result<(), Fault> {
-    let on = |rank: Rank| {
-        let hello = hellos.iter().find(|hello| hello.rank() == rank)?;
-        Some((hello, hello.parts().device.as_deref()?))
-    };
-    let is_shared = |one, other| match (on(one), on(other)) {
-        (Some((_, one)), Some((_, other))) => one == other,
-        _ => false,
-    };
-    let refuse = |[one, other]: [Rank; 2], what: String| {
-        let device = on(one).map_or("", |(_, device)| device);
-        let what = format!("ranks {one} and {other} are both on {device}, and {what}");
-        Err(Fault::new(
+    let device = |rank: Rank| hellos[rank.get() as usize].parts().device.as_ref();
+    let is_nccl = hellos[0].parts().settings.get("transport") == Some("nccl");
+    let members = pipeline.stages().iter().flat_map(|stage| {
+        let ranks = &stage.ranks;
+        let pairs = move |at: usize| ranks[..at].iter().map(move |one| (*one, ranks[at]));
+        (0..ranks.len()).flat_map(pairs)
+    });
+    let edges = pipeline.edges().filter(|_| is_nccl);
+    let edges = edges.map(|edge| (edge.source, edge.target));
+    for (one, other) in members.chain(edges).filter(|(one, other)| one != other) {
+        let Some(shared) = device(one).filter(|shared| device(other) == Some(shared)) else {
+            continue;
+        };
+        let what = format!(
+            "ranks {one} and {other} are both on {shared}, and NCCL, which connects them, takes one GPU for each rank; give each \
+             a GPU of its own, or use --transport p2p and no groups"
+        );
+        return Err(Fault::new(
             FaultKind::HandshakeMismatch,
             other,
             "set up",
             what,
-        ))
-    };
-    for stage in pipeline.stages() {
-        for (at, other) in stage.ranks.iter().enumerate() {
-            if let Some(one) = stage.ranks[..at]
-                .iter()
-                .find(|one| is_shared(**one, *other))
-            {
-                let what = format!(
-                    "run {} as a group; give each member a GPU of its own",
-                    stage.name
-                );
-                return refuse([*one, *other], what);
-            }
-        }
-    }
-    for edge in pipeline.edges() {
-        let (one, other) = (edge.source.min(edge.target), edge.source.max(edge.target));
-        let is_nccl = on(one)
-            .is_some_and(|(hello, _)| hello.parts().settings.get("transport") == Some("nccl"));
-        if one != other && is_nccl && is_shared(one, other) {
-            let what = "NCCL takes one GPU for each rank; use --transport p2p".to_owned();
-            return refuse([one, other], what);
-        }
+        ));
     }
     Ok(())
 }
