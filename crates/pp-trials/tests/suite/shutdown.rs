@@ -28,17 +28,18 @@ fn every_cell_ends_as_it_should_on_shared_memory() {
 
 #[test]
 fn every_cell_ends_as_it_should_by_copy_engine() {
-    let mut command = matrix(&["--transport", "p2p"]);
-    Fakes::newest().give_to(&mut command);
-    command.env("PP_FAKE_DEVICES", "3");
-    assert_all_behave(&mut command, 127, &["no network between them"]);
+    every_cell_ends_as_it_should_on("3");
 }
 
 #[test]
 fn every_cell_ends_as_it_should_on_one_gpu() {
+    every_cell_ends_as_it_should_on("1");
+}
+
+fn every_cell_ends_as_it_should_on(gpus: &str) {
     let mut command = matrix(&["--transport", "p2p"]);
     Fakes::newest().give_to(&mut command);
-    command.env("PP_FAKE_DEVICES", "1");
+    command.env("PP_FAKE_DEVICES", gpus);
     assert_all_behave(&mut command, 127, &["no network between them"]);
 }
 
