@@ -268,7 +268,7 @@ job() {
     gpu_step 2 placements required 120 "$trials" placements --part gpu "${nccl[@]}" --input "$clip"
     step job-host optional 90 "$pp" run --transport host --kernels cpu "${noisy[@]}"
     has "$python" 720p optional "needs python3 to make the clip" || return
-    if ((gpus >= 2)) && [[ ! $list ]] && { wanted 720p-unwritten-1 || wanted 720p-written-1 || wanted video-720p || wanted 720p-restarts-1 || wanted 720p-one-1 || wanted p2p-film-p2p-1; }; then
+    if ((gpus)) && [[ ! $list ]] && { wanted 720p-unwritten-1 || wanted 720p-written-1 || wanted video-720p || wanted 720p-restarts-1 || wanted 720p-one-1 || wanted p2p-film-p2p-1; }; then
         timeout 90 "$python" "$here/peers/tile.py" "$clip" "$films/in.y4m" 1280 720 4000
     fi
     local run any=(--kernels ptx --cuts off --frames-per-chunk 8 --report report.json --input)
@@ -286,7 +286,7 @@ job() {
     done
     rm -f "$films"/*
     # One pass, so that nothing but a group can share it.
-    if ((gpus >= 2)) && [[ ! $list ]] && wanted 1080p-one-1; then
+    if ((gpus)) && [[ ! $list ]] && wanted 1080p-one-1; then
         timeout 90 "$python" "$here/peers/tile.py" "$clip" "$films/in.y4m" 1920 1080 1600
     fi
     for ((run = 1; run <= runs; run++)); do
