@@ -110,6 +110,7 @@ fn ranks_that_are_killed_end_the_job_or_are_replaced() {
 #[test]
 fn a_rank_that_exits_without_a_word_ends_the_job_or_is_replaced() {
     walk_all(0..3, |all| (all.exits, all.ticks) = (1, 1));
+    walk_all(1..2, |all| (all.kills, all.exits) = (1, 1));
 }
 
 #[test]
