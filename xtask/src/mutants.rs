@@ -108,7 +108,13 @@ fn read_all() -> Result<Vec<Mutant>> {
             patch: text.clone(),
         })
     };
-    listed("xtask/mutants")?.iter().map(read).collect()
+    let mut mutants = listed("xtask/mutants")?
+        .iter()
+        .map(read)
+        .collect::<Result<Vec<_>>>()?;
+    // Those of one test follow each other, so that few packages are built again between two.
+    mutants.sort_by(|a, b| a.test.cmp(&b.test));
+    Ok(mutants)
 }
 
 /// Copies what git knows. A file that is the same keeps its time, so that cargo builds what differs.
