@@ -63,13 +63,15 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             .args(["apply", "--unsafe-paths"])
             .arg(&file);
         output(&mut apply).with_context(|| format!("{name} does not apply"))?;
-        match place.killer(name, test, limits[test])? {
-            Some(test) => println!("{name:<28} died by {test}"),
-            None => {
-                println!("{name:<28} LIVES");
-                alive.push(name.as_str());
+        match place.killer(name, test, limits[test]) {
+            Ok(Some(test)) => {
+                println!("{name:<28} died by {test}");
+                continue;
             }
+            Ok(None) => println!("{name:<28} LIVES"),
+            Err(error) => println!("{error:#}"),
         }
+        alive.push(name.as_str());
     }
     ensure!(alive.is_empty(), "no test finds {}", alive.join(", "));
     println!("{} mutants died", mutants.len());
