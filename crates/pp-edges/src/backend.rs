@@ -52,6 +52,9 @@ pub trait Peer {
     /// Tells whether the two share a host, so that descriptors can be passed.
     fn shares_host(&self) -> bool;
 
+    /// Tells whether the payloads of the other rank lie on a device.
+    fn is_on_device(&self) -> bool;
+
     /// Returns the sending half of the channel between the two.
     fn sender(&self) -> &ControlSender;
 
@@ -207,7 +210,6 @@ pub trait Backend: Edges {
 ///
 /// # Errors
 /// The other rank is lost, or a line differs. The fault then shows that line of each rank, and `remedy`.
-/// The other rank is lost, or a line differs: the fault has that line of each rank, and `remedy`.
 pub fn compare(
     peer: &mut dyn Peer,
     about: (&'static str, &str),
@@ -239,6 +241,27 @@ pub fn compare(
     );
     let kind = FaultKind::HandshakeMismatch;
     Err(Fault::new(kind, peer.own_rank(), operation, text))
+}
+
+/// Tells the other rank whether this one can go on, and learns whether the other can. Both ranks get the same answer. The
+/// reason against it names the rank that found it. A fault names `operation`.
+///
+/// # Errors
+/// The other rank is lost, or sent something unexpected.
+#[doc(hidden)]
+pub fn exchange<T, E: std::error::Error + 'static>(
+    peer: &mut dyn Peer,
+    operation: &'static str,
+    own: Result<T, E>,
+) -> Result<Result<T, String>, Fault> {
+    let rank = peer.own_rank();
+    let own = own.map_err(|error| format!("rank {rank}: {}", pp_contract::with_source(&error)));
+    peer.send(own.as_ref().err().map_or("", |why| why).as_bytes())?;
+    let theirs = peer.receive(operation)?;
+    Ok(match own {
+        Ok(_) if !theirs.is_empty() => Err(String::from_utf8_lossy(&theirs).into_owned()),
+        own => own,
+    })
 }
 
 /// Turns an error into a fault of this rank while it makes edges.

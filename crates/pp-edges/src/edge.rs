@@ -70,6 +70,13 @@ pub trait EdgeTx {
         payload: Option<Self::Tx>,
     ) -> Result<Sent<Self::Sending>, Rejected<Self::Tx>>;
 
+    /// Lets headers leave that waited until the device had moved their payloads. Returns whether all have left. Whoever
+    /// sends calls it again and again until its sends are done.
+    ///
+    /// # Errors
+    /// The edge is broken.
+    fn advance(&mut self) -> Result<bool, TransportError>;
+
     /// Notes that the peer will not take part in ending the edges with it, so a drop does not wait for the peer.
     fn peer_is_gone(&mut self) {}
 }

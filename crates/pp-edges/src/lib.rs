@@ -18,3 +18,5 @@ pub mod in_flight;
 pub mod lane;
 pub mod shm;
 mod times;
+#[doc(hidden)]
+pub mod trial;

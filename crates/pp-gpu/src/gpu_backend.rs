@@ -7,18 +7,20 @@ use std::ops::{Deref, DerefMut};
 use nccl_sys::Nccl;
 use pp_contract::{Fault, FaultKind, Rank, with_source};
 
-use crate::gpu::p2p::trial::{self, Tried, Why, exchange};
+use crate::gpu::host;
+use crate::gpu::p2p::trial::{self, Tried, Why};
 use crate::gpu::{DeviceIn, DeviceLocal, DeviceOut, DeviceRx, DeviceTx, Receiving, Sending, join};
 use crate::nccl::{self, Communicator, NcclBackend, UniqueId};
 use pp_device::{CudaError, Reach};
 use pp_edges::backend::{
-    Backend, Connect, Connected, EdgeEnd, Joined, Neighbours, OnFrame, Peer, compare, in_order,
+    Backend, Connect, Connected, EdgeEnd, Joined, Neighbours, OnFrame, Peer, compare, exchange,
+    in_order,
 };
 use pp_edges::bell::Bell;
 use pp_edges::edge::{Capabilities, Edges};
 use pp_edges::error::TransportError;
 use pp_edges::group::Members;
-use pp_edges::host::EdgeShape;
+use pp_edges::host::{EdgeShape, check_host};
 
 /// What two ranks on one GPU are told without MPS.
 const IN_TURNS: &str = "the ranks share a GPU, which serves them in turns; NVIDIA's MPS lets their work overlap: \
@@ -44,7 +46,8 @@ pub struct GpuAgreed(Taken);
 /// The transport of the edges between two ranks.
 #[derive(Debug)]
 enum Taken {
-    P2p(Tried),
+    /// A copy engine, between two GPUs or between a GPU and host memory.
+    Copies(Tried),
     Nccl(nccl::Agreed),
 }
 
@@ -60,9 +63,14 @@ pub struct GpuBackend {
     /// The last line reported for each peer. A new process of a peer mostly leads to the same line, which is not
     /// repeated.
     said: BTreeMap<Rank, String>,
-    /// Whether any edge uses the copy engine, and whether any edge or group uses NCCL.
-    taken: [bool; 2],
+    /// Whether any edge uses the copy engine between GPUs ([`P2P`]), whether any edge or group uses [`NCCL`], and whether
+    /// any edge leads to a rank in host memory ([`HOST`]).
+    taken: [bool; 3],
 }
+
+const P2P: usize = 0;
+const NCCL: usize = 1;
+const HOST: usize = 2;
 
 impl GpuBackend {
     /// Returns a backend that uses transport `way` and reports its choices through `say`.
@@ -72,7 +80,7 @@ impl GpuBackend {
             way,
             say,
             said: BTreeMap::new(),
-            taken: [false; 2],
+            taken: [false; 3],
         }
     }
 
@@ -102,7 +110,7 @@ impl GpuBackend {
         };
         let reach = <[u8; 16]>::try_from(&uuid[..]).map_err(|_| Unreachable::NoUuid);
         let reach = reach.and_then(|uuid| self.reach(uuid));
-        let made = match exchange(peer, reach)? {
+        let made = match exchange(peer, WHAT, reach)? {
             Ok(()) => trial::make(peer, device, edges, bell)?.map(|tried| (tried, remark)),
             Err(why) => Err(why),
         };
@@ -249,9 +257,13 @@ impl Backend for GpuBackend {
     /// Returns a name that lists the transports which the edges and groups of this rank use.
     fn capabilities(&self) -> Capabilities {
         let name = match (self.taken, self.way) {
-            ([true, true], _) => "p2p+nccl",
-            ([true, false], _) | ([false, false], GpuTransport::P2p) => "p2p",
-            _ => "nccl",
+            ([true, true, true], _) => "p2p+nccl+host",
+            ([true, true, false], _) => "p2p+nccl",
+            ([true, false, true], _) => "p2p+host",
+            ([false, true, true], _) => "nccl+host",
+            ([false, false, true], _) => "host",
+            ([true, false, false], _) | ([false, false, false], GpuTransport::P2p) => "p2p",
+            ([false, _, false], _) => "nccl",
         };
         Capabilities {
             name,
@@ -274,13 +286,19 @@ impl Backend for GpuBackend {
     ) -> Result<(GpuAgreed, Option<OnFrame>), Fault> {
         let edges = in_order(edges);
         let has_payloads = edges.iter().any(|end| end.shape.has_payloads());
+        if !peer.is_on_device() {
+            check_host(peer)?;
+            let made = host::make(peer, &self.device, &edges, bell)?;
+            self.taken[HOST] = true;
+            return Ok((GpuAgreed(Taken::Copies(made)), None));
+        }
         let mut why = String::new();
         if has_payloads && self.way != GpuTransport::Nccl {
             match self.try_p2p(peer, &edges, bell)? {
                 Ok((tried, remark)) => {
-                    self.taken[0] = true;
+                    self.taken[P2P] = true;
                     self.tell(peer, &edges, "p2p", remark);
-                    return Ok((GpuAgreed(Taken::P2p(tried)), None));
+                    return Ok((GpuAgreed(Taken::Copies(tried)), None));
                 }
                 Err(reason) if self.way == GpuTransport::P2p => {
                     let text = format!("{reason}; use --transport auto or nccl");
@@ -291,7 +309,7 @@ impl Backend for GpuBackend {
         }
         if has_payloads {
             self.agree_on_nccl(peer, &why)?;
-            self.taken[1] = true;
+            self.taken[NCCL] = true;
             self.tell(peer, &edges, "nccl", &why);
         }
         let (agreed, on_frame) = self.nccl.agree(peer, &edges, bell)?;
@@ -304,7 +322,7 @@ impl Backend for GpuBackend {
         how: Connect<'_>,
     ) -> Result<Connected<Self>, TransportError> {
         match taken {
-            Taken::P2p(Tried { life, edges }) => Ok(join(edges, Some(life))),
+            Taken::Copies(Tried { life, edges }) => Ok(join(edges, Some(life))),
             Taken::Nccl(agreed) => self.nccl.connect_as(agreed, how),
         }
     }
@@ -326,7 +344,7 @@ impl Backend for GpuBackend {
         } else {
             self.agree_on_nccl(&mut *neighbours.neighbour(members.leader()), why)?;
         }
-        self.taken[1] = true;
+        self.taken[NCCL] = true;
         self.nccl.agree_on_group(members, neighbours)
     }
 

@@ -49,7 +49,9 @@ pub struct RingCorrupt {
     pub record: u64,
 }
 
-fn record_bytes(frame: usize) -> u64 {
+/// Returns the bytes that a frame takes up in a ring.
+#[must_use]
+pub fn record_bytes(frame: usize) -> u64 {
     (RECORD_HEADER + frame).next_multiple_of(8) as u64
 }
 

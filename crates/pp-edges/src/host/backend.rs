@@ -16,6 +16,7 @@ use crate::error::TransportError;
 use crate::group::Members;
 use crate::lane::shared::SharedEnd;
 use crate::shm::layout::{EdgeShape, Holds};
+use crate::trial;
 
 /// Hands over payloads in host memory between processes of one host.
 #[derive(Clone, Copy, Debug, Default)]
@@ -72,6 +73,9 @@ impl Backend for Host {
         check_host(peer)?;
         let edges = in_order(edges);
         let shared = share_memory(peer, &edges, Holds::All, bell)?;
+        if peer.is_on_device() && edges.iter().any(|end| end.shape.has_payloads()) {
+            trial::with_device(peer, &edges, &shared)?;
+        }
         let ends = edges.iter().zip(shared).map(|(end, shared)| {
             let made = if end.is_sender {
                 End::Out(HostTx::new(shared))
@@ -138,7 +142,10 @@ impl Backend for Host {
 }
 
 /// Checks that the peer is on this host, since ranks on different hosts share no memory.
-fn check_host(peer: &dyn Peer) -> Result<(), Fault> {
+///
+/// # Errors
+/// It is on another host.
+pub fn check_host(peer: &dyn Peer) -> Result<(), Fault> {
     if peer.shares_host() {
         return Ok(());
     }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use pp_contract::{Matched, Prepared, Sequencer, Stamp};
 
-pub use self::backend::Host;
+pub use self::backend::{Host, check_host};
 pub use self::group::{GroupAbort, GroupMemory, HostGroup};
 use crate::edge::{EdgeLocal, EdgeRx, EdgeTx, Sent, check_payload};
 use crate::error::TransportError;
@@ -228,6 +228,11 @@ impl EdgeTx for HostTx {
     type Tx = TxLease;
     type Sending = Sending;
 
+    /// A header waits for nothing.
+    fn advance(&mut self) -> Result<bool, TransportError> {
+        Ok(true)
+    }
+
     fn try_lease(&mut self) -> Result<Option<TxLease>, TransportError> {
         Ok(TxLease::of(&self.edge))
     }
@@ -243,7 +248,7 @@ impl EdgeTx for HostTx {
             message.payload_bytes(),
             lease.map(|lease| (Arc::ptr_eq(&lease.edge, &self.edge), lease.capacity())),
         );
-        if let Err(error) = fits.and_then(|()| self.lane.check_room()) {
+        if let Err(error) = fits.and_then(|()| self.lane.check_room(0)) {
             let buffer = payload;
             return Err(Rejected { buffer, error });
         }

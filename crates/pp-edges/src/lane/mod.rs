@@ -30,7 +30,7 @@ use crate::lane::shared::SharedEnd;
 use crate::shm::layout::{EdgeEnd, EdgeShape, Holds};
 use crate::shm::region::{BytesAt, WordsAt};
 use pp_meet::control::ControlSender;
-use pp_words::ring::{NO_SLOT, RingReceiver, RingSender};
+use pp_words::ring::{NO_SLOT, RingReceiver, RingSender, record_bytes};
 use pp_words::slots::{BadSlot, Consumer, InvalidWord, Producer};
 
 /// How the sender of an edge learns that it owns a slot again.
@@ -222,20 +222,27 @@ impl LaneTx {
         self.peer
     }
 
-    /// Checks that a frame of any size can be pushed now.
+    /// Checks that a frame of any size can be pushed now, behind frames that take up `held` bytes ([`Self::room_of`]) and
+    /// are still to be pushed.
     ///
     /// # Errors
     /// [`TransportError::Backpressure`]; the lane is broken.
-    pub fn check_room(&mut self) -> Result<(), TransportError> {
+    pub fn check_room(&mut self, held: usize) -> Result<(), TransportError> {
         match &mut self.frames {
             FramesTx::Ring { ring, .. } => {
-                if ring.has_room(MAX_FRAME_BYTES) {
+                if ring.has_room(MAX_FRAME_BYTES + held) {
                     return Ok(());
                 }
                 Err(TransportError::Backpressure { peer: self.peer })
             }
             FramesTx::Channel(channel) => channel.check(),
         }
+    }
+
+    /// Returns the bytes that a frame takes up in a lane.
+    #[must_use]
+    pub fn room_of(frame: &[u8]) -> usize {
+        record_bytes(frame.len()) as usize
     }
 
     /// Hands a frame to the peer, with its slot, and rings the peer's bell. The caller has checked the room.

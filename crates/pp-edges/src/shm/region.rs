@@ -139,6 +139,11 @@ impl Region {
         unsafe { self.base.add(offset).cast::<T>().as_ref() }
     }
 
+    /// Returns the address of the whole region, and its bytes, which are whole pages.
+    pub fn pages(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.len)
+    }
+
     /// Returns the address of `len` raw bytes at `offset`. The caller must prove who may touch them.
     ///
     /// # Panics

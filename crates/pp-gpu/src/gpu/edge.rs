@@ -5,6 +5,7 @@
 //! failure after the header ends the life of all edges with the peer.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -150,17 +151,97 @@ struct Payloads<P> {
 /// The sending end of an edge from this rank's device. One thread at a time uses it.
 ///
 /// # If dropped
-/// Sends nothing more; leases stay valid. Dropping the last end of all edges with the peer waits up to 50 ms for
-/// payloads in flight. NCCL's communicators then end on a thread of their own. They end in order if every sent payload
+/// Sends nothing more; leases stay valid. Waits up to 50 ms for payloads whose headers wait for them. Dropping the last
+/// end of all edges with the peer waits up to 50 ms for payloads in flight. NCCL's communicators then end on a thread of their own. They end in order if every sent payload
 /// was acknowledged and every announced payload has arrived, else by an abort. The drop waits for that end for at most
 /// 2 to 3 seconds.
 #[derive(Debug)]
 pub struct DeviceOut {
     // Declared first, so that the life ends before the mover is dropped.
     shared: Arc<Shared>,
-    lane: LaneTx,
+    outlet: Outlet,
     payloads: Option<Payloads<TxPool>>,
     sequencer: Sequencer,
+}
+
+/// A lane, with the frames that were committed and leave when their payloads have moved.
+#[derive(Debug)]
+struct Outlet {
+    lane: LaneTx,
+    /// The slot of each, and the frame. They leave in this order.
+    held: VecDeque<(Option<u32>, Vec<u8>)>,
+    /// The room that they will take up in the lane.
+    held_bytes: usize,
+    /// Buffers of frames that have left.
+    spare: Vec<Vec<u8>>,
+}
+
+impl Outlet {
+    const fn new(lane: LaneTx) -> Self {
+        Self {
+            lane,
+            held: VecDeque::new(),
+            held_bytes: 0,
+            spare: Vec::new(),
+        }
+    }
+
+    /// Checks that a frame of any size can be pushed now.
+    fn check_room(&mut self) -> Result<(), TransportError> {
+        self.lane.check_room(self.held_bytes)
+    }
+
+    /// Pushes a frame, or holds it back until the payloads before it, and its own, have moved.
+    fn push(
+        &mut self,
+        pool: Option<&TxPool>,
+        slot: Option<u32>,
+        frame: &[u8],
+    ) -> Result<(), TransportError> {
+        if self.held.is_empty() && !is_moving(pool, slot)? {
+            return self.lane.push(slot, frame);
+        }
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(frame);
+        self.held_bytes += LaneTx::room_of(frame);
+        self.held.push_back((slot, buffer));
+        Ok(())
+    }
+
+    /// Pushes the frames whose payloads have moved. Returns whether none is left.
+    fn advance(&mut self, pool: Option<&TxPool>) -> Result<bool, TransportError> {
+        while let Some((slot, frame)) = self.held.front() {
+            if is_moving(pool, *slot)? {
+                return Ok(false);
+            }
+            self.lane.push(*slot, frame)?;
+            self.held_bytes -= LaneTx::room_of(frame);
+            self.spare
+                .extend(self.held.pop_front().map(|(_, buffer)| buffer));
+        }
+        Ok(true)
+    }
+}
+
+/// Tells whether the header of this slot must wait.
+fn is_moving(pool: Option<&TxPool>, slot: Option<u32>) -> Result<bool, TransportError> {
+    match (pool, slot) {
+        (Some(pool), Some(slot)) => Ok(pool.slot(slot).holds_header()?),
+        _ => Ok(false),
+    }
+}
+
+impl Drop for DeviceOut {
+    fn drop(&mut self) {
+        let started = Instant::now();
+        while let Ok(false) = self.advance() {
+            if started.elapsed() > SETTLED_WITHIN {
+                return self.shared.kill("it was dropped with payloads in flight");
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
 }
 
 /// The receiving end of an edge to this rank's device. One thread at a time uses it.
@@ -228,7 +309,7 @@ pub(crate) fn join<E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized>(
         let end = match side {
             EdgeSide::Out(lane, payloads) => End::Out(DeviceOut {
                 shared,
-                lane,
+                outlet: Outlet::new(lane),
                 payloads,
                 sequencer: Sequencer::new(),
             }),
@@ -248,7 +329,7 @@ pub(crate) fn join<E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized>(
 /// that sends the payload.
 fn ready<'a>(
     shared: &Shared,
-    lane: &mut LaneTx,
+    outlet: &mut Outlet,
     payloads: Option<&'a Payloads<TxPool>>,
     bytes: u64,
     lease: Option<&mut DeviceTx>,
@@ -262,7 +343,7 @@ fn ready<'a>(
     };
     let slot = lease.as_deref();
     check_payload(bytes, slot.map(|lease| (is_own(lease), lease.capacity())))?;
-    lane.check_room()?;
+    outlet.check_room()?;
     let (Some(lease), Some(Payloads { pool, mover })) = (lease, payloads) else {
         return Ok(turn);
     };
@@ -288,6 +369,21 @@ impl EdgeTx for DeviceOut {
     /// Aborts the edges: NCCL can end communicators in order only together with the peer, and would wait for it.
     fn peer_is_gone(&mut self) {
         self.shared.kill("its peer is gone");
+    }
+
+    fn advance(&mut self) -> Result<bool, TransportError> {
+        if self.outlet.held.is_empty() {
+            return Ok(true);
+        }
+        if let Err(error) = self.shared.check() {
+            // They announce payloads that no one may use any more.
+            self.outlet.held.clear();
+            return Err(error);
+        }
+        let pool = self.payloads.as_ref().map(|payloads| &*payloads.pool);
+        self.outlet
+            .advance(pool)
+            .inspect_err(|error| self.shared.kill(&error.to_string()))
     }
 
     fn try_lease(&mut self) -> Result<Option<DeviceTx>, TransportError> {
@@ -319,10 +415,14 @@ impl EdgeTx for DeviceOut {
         stamp: Stamp,
         mut payload: Option<DeviceTx>,
     ) -> Result<Sent<Sending>, Rejected<DeviceTx>> {
-        let (shared, lane, payloads) = (&self.shared, &mut self.lane, self.payloads.as_ref());
+        if let Err(error) = self.advance() {
+            let buffer = payload;
+            return Err(Rejected { buffer, error });
+        }
+        let (shared, payloads) = (&self.shared, self.payloads.as_ref());
         let bytes = message.payload_bytes();
         shared.sweep();
-        let turn = match ready(shared, lane, payloads, bytes, payload.as_mut()) {
+        let turn = match ready(shared, &mut self.outlet, payloads, bytes, payload.as_mut()) {
             Ok(turn) => turn,
             Err(error) => {
                 let buffer = payload;
@@ -335,7 +435,8 @@ impl EdgeTx for DeviceOut {
         let sending = payload.map(DeviceTx::into_sending);
         let slot = sending.as_ref().map(|sending| sending.slot);
         let committed = message.commit(&mut self.sequencer, stamp);
-        let mut left = lane.push(slot, committed.frame());
+        let pool = payloads.map(|payloads| &*payloads.pool);
+        let mut left = self.outlet.push(pool, slot, committed.frame());
         if let (Ok(()), Some(slot), Some(Payloads { pool, mover })) = (&left, slot, payloads) {
             // SAFETY: in the turn. The slot has room for the bytes (checked) and was prepared, is not written (its lease was
             // moved in), and is neither leased again nor freed before.

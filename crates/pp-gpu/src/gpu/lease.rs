@@ -34,26 +34,35 @@ impl Slot {
         };
         self.check()?;
         self.follow(writer, stream)?;
-        let number = far.next();
+        far.begin();
         self.begin_move();
-        let from = DevicePtr {
-            len: bytes,
-            ..self.ptr()
-        };
         // SAFETY: the caller's promise; the stream is ordered behind what wrote the slot, which is freed behind the stream.
-        let put = unsafe { far.put(from, number, stream) };
+        let put = unsafe { far.put(part(self.ptr(), 0, bytes), stream, &self.moved) };
+        // Whoever asked between the two was told of the transfer before.
+        self.begin_move();
         if !matches!(put, Ok(true)) {
             self.give_up();
         }
         Ok(put?)
     }
 
-    /// Counts a payload that the other device will write into the slot.
-    pub(crate) fn expect(&self) {
-        if let Some(far) = &self.far {
-            far.next();
-        }
+    /// Counts a payload of so many bytes that was announced for the slot, and brings it here if the other rank does not.
+    ///
+    /// # Errors
+    /// The driver refuses: the slot may still be written.
+    ///
+    /// # Safety
+    /// The bytes fit the slot. Its header has come, and nothing uses or frees the slot before they have arrived.
+    pub(crate) unsafe fn fetch(&self, bytes: usize) -> Result<(), CudaError> {
+        let Some(far) = &self.far else {
+            return Ok(());
+        };
+        far.begin();
         self.begin_move();
+        // SAFETY: the caller's promise.
+        unsafe { far.fetch(part(self.ptr(), 0, bytes), &self.moved) }?;
+        self.begin_move();
+        Ok(())
     }
 }
 

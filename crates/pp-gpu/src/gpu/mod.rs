@@ -4,9 +4,11 @@
 
 mod edge;
 mod far;
+pub(crate) mod host;
 mod lease;
 mod local;
 pub(crate) mod p2p;
+mod patterns;
 mod slots;
 
 use std::fmt::Debug;

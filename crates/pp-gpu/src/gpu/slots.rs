@@ -4,7 +4,7 @@
 //! an incoming one. `moved` stands behind the transfer. A slot of an edge within this rank needs `work` alone: each
 //! stream that works on the slot waits for the one before. Once the device has said that a transfer is done, it is not
 //! asked again. Where another device moves the payload ([`Far`]), that device reports the transfer itself, and `moved`
-//! is not recorded.
+//! is not recorded. `moved` also stands behind a copy from or to host memory.
 //!
 //! A process that lives through many generations must not keep the slots of each. If a transfer was given up, its slot
 //! is freed after the abort of its communicator has ended and the stream of the transfer is idle. Before that the
@@ -105,7 +105,7 @@ impl Slot {
             return Ok(true);
         }
         let done = match &self.far {
-            Some(far) => far.has_moved(),
+            Some(far) => far.has_moved(&self.moved)?,
             None => self.moved.is_done()?,
         };
         if done {
@@ -226,8 +226,19 @@ impl Slot {
         !self.is_lost() && quiet(self.has_moved()) && quiet(self.work.is_done())
     }
 
-    /// Tells whether the peer may have the slot back. Where a copy engine fills the slot, this issues the write that
-    /// returns it, behind the work that still reads it. Elsewhere no work may be left.
+    /// Tells whether the header of a payload in this slot must still wait for the transfer of the payload.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub(crate) fn holds_header(&self) -> Result<bool, CudaError> {
+        match &self.far {
+            Some(far) if far.is_announced_last() => Ok(!self.has_moved()?),
+            _ => Ok(false),
+        }
+    }
+
+    /// Tells whether the peer may have the slot back. Where the copy engine of another device fills the slot, this issues
+    /// the write that returns it, behind the work that still reads it. Elsewhere no work may be left.
     fn try_give_back(&self) -> bool {
         let has_arrived = || !self.is_lost() && matches!(self.has_moved(), Ok(true));
         let Some(far) = &self.far else {
@@ -236,14 +247,19 @@ impl Slot {
         if !has_arrived() {
             return false;
         }
-        let has_work = self.has_work.swap(false, Ordering::AcqRel);
-        let given = far.give_back(has_work.then_some(&self.work));
-        given
-            .inspect_err(|error| {
+        let has_work = self.has_work.load(Ordering::Acquire);
+        match far.give_back(has_work.then_some(&self.work)) {
+            Ok(false) => false,
+            Ok(true) => {
+                self.has_work.store(false, Ordering::Release);
+                true
+            }
+            Err(error) => {
                 tracing::warn!(%error, "a slot cannot be given back, and is used no more");
                 self.give_up();
-            })
-            .is_ok()
+                false
+            }
+        }
     }
 }
 
@@ -338,6 +354,14 @@ impl DeviceSlots {
     #[inline]
     pub(crate) fn poll(&self) -> Result<(), TransportError> {
         self.life.as_ref().map_or(Ok(()), |life| life.poll())
+    }
+
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Slot> {
+        self.slots.iter()
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.slots.len() as u32
     }
 
     pub(crate) fn slot(&self, slot: u32) -> &Slot {

@@ -223,6 +223,10 @@ impl Peer for Neighbour<'_> {
         self.joined.set_up.socket_kind(self.rank) == SocketKind::Unix
     }
 
+    fn is_on_device(&self) -> bool {
+        self.joined.on_device[self.rank.get() as usize]
+    }
+
     fn sender(&self) -> &ControlSender {
         self.joined.set_up.sender(self.rank)
     }

@@ -64,6 +64,8 @@ pub(crate) struct JoinedRank {
     pub(super) set_up: SetUp,
     /// The ranks that it has a channel to.
     peers: Vec<Rank>,
+    /// By rank: its payloads lie on a device.
+    pub(super) on_device: Vec<bool>,
     /// The processes of the others, as far as they are of this machine.
     pub(super) pids: Vec<(Rank, u32)>,
     /// Which attempt to connect all ranks this is.
@@ -184,6 +186,10 @@ pub(crate) fn join<P: Plan, B: Backend>(
         context: Arc::clone(context),
         own: rank,
         set_up,
+        on_device: hellos
+            .iter()
+            .map(|hello| hello.parts().device.is_some())
+            .collect(),
         peers: ranks,
         pids,
         generation: Generation::new(0),
@@ -249,7 +255,8 @@ impl JoinedRank {
 /// of the ranks.
 fn check_shared(pipeline: &Pipeline, hellos: &[Hello]) -> Result<(), Fault> {
     let device = |rank: Rank| hellos[rank.get() as usize].parts().device.as_ref();
-    let is_nccl = hellos[0].parts().settings.get("transport") == Some("nccl");
+    let is_nccl = |hello: &Hello| hello.parts().settings.get("transport") == Some("nccl");
+    let is_nccl = hellos.iter().any(is_nccl);
     let members = pipeline.stages().iter().flat_map(|stage| {
         let ranks = &stage.ranks;
         let pairs = move |at: usize| ranks[..at].iter().map(move |one| (*one, ranks[at]));

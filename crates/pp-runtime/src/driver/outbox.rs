@@ -147,6 +147,9 @@ impl<E: Edges> Output<E> {
             }
             Self::Edge(out) if out.has_payloads => {
                 let blame = blame.on(out.peer);
+                if let Some((end, _)) = &mut out.end {
+                    end.advance().map_err(|e| blame.transport("send", e))?;
+                }
                 let is_done = |send: &InFlight<E::Sending>| {
                     send.is_done().map_err(|e| blame.transport("send", e))
                 };

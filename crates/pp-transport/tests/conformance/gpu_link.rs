@@ -8,6 +8,7 @@ use pp_contract::{Composer, Lockstep};
 use pp_device::{Device, Event, Stream};
 use pp_testing::{HANG, number, pattern, prepare, until, until_some};
 use pp_transport::backend::{Abort, Backend};
+use pp_transport::edge::EdgeTx as _;
 use pp_transport::error::TransportError;
 use pp_transport::gpu::{DeviceRx, DeviceTx, Receiving, Sending};
 use pp_transport::host::EdgeShape;
@@ -34,6 +35,10 @@ pub(crate) trait Mover: 'static {
 
     /// The backends of both ranks.
     fn backends(held: &mut Held) -> &mut [Self::Edges; 2];
+
+    fn peers() -> [Peer; 2] {
+        on_one_host()
+    }
 }
 
 impl<M: Mover> suite::Backend for M {
@@ -51,7 +56,7 @@ impl<M: Mover> suite::Backend for M {
             depth: 1,
             slot_bytes: 64,
         };
-        let met = meet::<M>(&mut on_one_host(), up, down);
+        let met = meet::<M>(&mut M::peers(), up, down);
         let [(low, _), (high, _)] = connect::<M>(met, HANG, &|| true).map(Result::unwrap);
         (low, high)
     }
@@ -123,7 +128,7 @@ pub(crate) struct End<M: Mover> {
 }
 
 pub(crate) fn ends<M: Mover>(edge: EdgeShape) -> [End<M>; 2] {
-    ends_of(meet::<M>(&mut on_one_host(), edge, edge))
+    ends_of(meet::<M>(&mut M::peers(), edge, edge))
 }
 
 pub(crate) fn ends_of<M: Mover>(met: [Met<M::Edges>; 2]) -> [End<M>; 2] {
@@ -149,6 +154,17 @@ pub(crate) fn payload(on: usize, n: u64, bytes: usize) -> Vec<u8> {
 impl<M: Mover> End<M> {
     pub(crate) fn lease(&mut self) -> DeviceTx {
         until_some("a credit", || self.link.try_lease().unwrap())
+    }
+
+    /// Sends without waiting until the header has left.
+    pub(crate) fn commit(
+        &mut self,
+        bytes: usize,
+        lease: Option<DeviceTx>,
+    ) -> Option<InFlight<Sending>> {
+        let (message, stamp) = prepare(&mut self.composer, self.sent, bytes);
+        self.sent += 1;
+        self.link.out.send(message, stamp, lease).unwrap().payload
     }
 
     pub(crate) fn try_send(

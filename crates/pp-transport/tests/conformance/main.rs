@@ -16,6 +16,7 @@ mod nccl_generations;
 mod nccl_link;
 mod p2p;
 mod suite;
+mod through_host;
 #[path = "../two_way/mod.rs"]
 mod two_way;
 

@@ -40,6 +40,8 @@ pub(crate) struct Peer {
     other: Rank,
     channel: ControlChannel,
     is_on_host: bool,
+    /// The other rank's payloads lie on a device.
+    is_on_device: bool,
     to: Sender<Said>,
     from: Receiver<Said>,
 }
@@ -49,6 +51,14 @@ impl Peer {
     pub(crate) fn on_another_host(self) -> Self {
         let is_on_host = false;
         Self { is_on_host, ..self }
+    }
+
+    /// The same, where the other rank works in memory of this kind.
+    pub(crate) fn beside(self, is_on_device: bool) -> Self {
+        Self {
+            is_on_device,
+            ..self
+        }
     }
 
     /// Hands every frame that comes over the channel to `on_frame`, until the peer is gone. Does not read while it is
@@ -89,6 +99,10 @@ impl backend::Peer for Peer {
 
     fn shares_host(&self) -> bool {
         self.is_on_host
+    }
+
+    fn is_on_device(&self) -> bool {
+        self.is_on_device
     }
 
     fn sender(&self) -> &ControlSender {
@@ -143,6 +157,7 @@ impl Meeting {
                         other,
                         channel,
                         is_on_host: via == Via::Unix,
+                        is_on_device: true,
                         to,
                         from,
                     });
@@ -173,6 +188,7 @@ impl Meeting {
 /// A kind of backend, and the memory of a rank that uses it.
 pub(crate) trait Kind: Sized {
     type Backend: Backend;
+    const IS_ON_DEVICE: bool = true;
 
     fn rank(rank: u32) -> (Self, Self::Backend);
 
@@ -190,6 +206,7 @@ pub(crate) struct Host;
 
 impl Kind for Host {
     type Backend = pp_transport::host::Host;
+    const IS_ON_DEVICE: bool = false;
 
     fn rank(_: u32) -> (Self, Self::Backend) {
         (Self, pp_transport::host::Host)

@@ -94,6 +94,14 @@ impl<K: Kind> Worker<K> {
         drop(end.send(message, stamp, payload).unwrap());
     }
 
+    /// Says whether all that was sent over this end has left.
+    fn has_left(&mut self) -> bool {
+        match &mut self.end {
+            End::Out(end) => end.advance().unwrap(),
+            End::In(_) => true,
+        }
+    }
+
     fn receive(&mut self, memory: &mut K, round: u64) {
         let (n, bytes) = (self.content(round), self.bytes);
         let End::In(end) = &mut self.end else {
@@ -143,6 +151,8 @@ fn work<K: Kind>(mut peer: Peer, ends: &[EdgeEnd], all: &Barrier) {
         workers
             .iter_mut()
             .for_each(|worker| worker.send(&mut memory, round));
+        // What this rank receives may wait for what it sends.
+        while workers.iter_mut().any(|worker| !worker.has_left()) {}
         workers
             .iter_mut()
             .for_each(|worker| worker.receive(&mut memory, round));
@@ -154,14 +164,18 @@ fn work<K: Kind>(mut peer: Peer, ends: &[EdgeEnd], all: &Barrier) {
 }
 
 fn two_ranks<K: Kind>(via: Via, ends: &[EdgeEnd]) {
+    two_kinds::<K, K>(via, ends);
+}
+
+fn two_kinds<Zero: Kind, One: Kind>(via: Via, ends: &[EdgeEnd]) {
     let _turn = turn();
     let (all, mirrored) = (Barrier::new(2), mirrored(ends));
     let [zero, one] = Meeting::of_two(via);
     thread::scope(|scope| {
-        scope.spawn(|| work::<K>(zero, ends, &all));
-        work::<K>(one, &mirrored, &all);
+        scope.spawn(|| work::<Zero>(zero.beside(One::IS_ON_DEVICE), ends, &all));
+        work::<One>(one.beside(Zero::IS_ON_DEVICE), &mirrored, &all);
     });
-    assert!(K::Backend::is_at_rest());
+    assert!(Zero::Backend::is_at_rest() && One::Backend::is_at_rest());
 }
 
 #[test]
@@ -182,6 +196,12 @@ fn edges_of_all_shapes_share_a_channel() {
 #[test]
 fn edges_of_all_shapes_share_a_page_of_numbers() {
     two_ranks::<P2pGpu>(Via::Unix, &mixed());
+}
+
+#[test]
+fn edges_of_all_shapes_lie_between_host_and_device() {
+    two_kinds::<Host, P2pGpu>(Via::Unix, &mixed());
+    two_kinds::<P2pGpu, Host>(Via::Unix, &mixed());
 }
 
 /// Each of these backends has no NCCL that it could call.

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use pp_contract::{Generation, Matched, Prepared, Rank, Stamp};
-use pp_testing::HANG;
+use pp_testing::{HANG, until};
 use pp_transport::backend::{Abort, Backend, Connect, Connected, EdgeEnd, End, OnFrame, Peer};
 use pp_transport::bell::Bell;
 use pp_transport::edge::{EdgeRx, EdgeTx, Edges, Sent};
@@ -34,6 +34,7 @@ impl<B: Edges> TwoWay<B> {
     }
 
     pub(crate) fn try_lease(&mut self) -> Result<Option<B::Tx>, TransportError> {
+        self.out.advance()?;
         self.out.try_lease()
     }
 
@@ -43,10 +44,14 @@ impl<B: Edges> TwoWay<B> {
         stamp: Stamp,
         payload: Option<B::Tx>,
     ) -> Result<Sent<B::Sending>, Rejected<B::Tx>> {
-        self.out.send(message, stamp, payload)
+        let sent = self.out.send(message, stamp, payload)?;
+        // Both ranks may be of one thread: the header is to leave before the other one is asked for it.
+        until(|| self.out.advance().unwrap_or(true));
+        Ok(sent)
     }
 
     pub(crate) fn poll_frame(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
+        self.out.advance()?;
         self.incoming.poll_frame(inbox)
     }
 

@@ -60,6 +60,10 @@ impl<B: Breakable> EdgeTx for FaultyOut<B> {
     type Tx = B::Tx;
     type Sending = B::Sending;
 
+    fn advance(&mut self) -> Result<bool, TransportError> {
+        self.inner.advance()
+    }
+
     fn try_lease(&mut self) -> Result<Option<B::Tx>, TransportError> {
         let mut lease = self.inner.try_lease()?;
         if let Some(slot) = lease

@@ -26,6 +26,10 @@ impl<O: EdgeTx> EdgeTx for Waiting<O> {
     type Tx = O::Tx;
     type Sending = O::Sending;
 
+    fn advance(&mut self) -> Result<bool, TransportError> {
+        self.0.advance()
+    }
+
     fn try_lease(&mut self) -> Result<Option<O::Tx>, TransportError> {
         self.0.try_lease()
     }
@@ -39,6 +43,7 @@ impl<O: EdgeTx> EdgeTx for Waiting<O> {
         let sent = self.0.send(message, stamp, payload)?;
         // What fails here fails where the driver asks for it.
         while let Some(payload) = &sent.payload
+            && let Ok(_) = self.0.advance()
             && let Ok(false) = payload.is_done()
         {
             std::thread::sleep(LOOK_EVERY);

@@ -1,17 +1,15 @@
-//! The copy engine as the mover of payloads, and the life of its edges.
+//! The copy engine as the mover of payloads, to another device or to host memory, and the life of its edges.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-
-use pp_device::SharedMemory;
 
 use crate::gpu::{DeviceTx, EdgesLife, Mover, PendingFree, Slot, Turn};
 use pp_edges::error::TransportError;
 
 /// The life of all edges with one peer.
 #[derive(Debug)]
-pub(super) struct CopyLife {
+pub(in crate::gpu) struct CopyLife {
     /// What the edges are, for errors: `the edges with rank 1`.
     what: String,
     dead: AtomicBool,
@@ -19,7 +17,7 @@ pub(super) struct CopyLife {
 }
 
 impl CopyLife {
-    pub(super) fn new(what: String) -> Self {
+    pub(in crate::gpu) fn new(what: String) -> Self {
         Self {
             what,
             dead: AtomicBool::new(false),
@@ -63,14 +61,14 @@ impl EdgesLife for CopyLife {
     }
 }
 
-/// Moves payloads with the copy engine of the sender.
+/// Moves payloads with a copy engine.
 #[derive(Debug)]
-pub(super) struct CopyEngine {
-    /// The memory of the receiver's slots. If the peer is dead, it is kept no longer than the edge.
-    pub(super) _there: Arc<SharedMemory>,
+pub(in crate::gpu) struct CopyEngine<M> {
+    /// The memory of the slots at the other end. If the peer is dead, it is kept no longer than the edge.
+    pub(in crate::gpu) _there: Arc<M>,
 }
 
-impl Mover for CopyEngine {
+impl<M: std::fmt::Debug + Send + Sync> Mover for CopyEngine<M> {
     /// Lets any thread issue.
     fn enter(&self) -> Result<Turn<'_>, TransportError> {
         Ok(Turn(None))
@@ -88,8 +86,8 @@ impl Mover for CopyEngine {
         Ok(())
     }
 
-    unsafe fn receive(&self, slot: &Slot, _: usize) -> Result<(), TransportError> {
-        slot.expect();
-        Ok(())
+    unsafe fn receive(&self, slot: &Slot, bytes: usize) -> Result<(), TransportError> {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { slot.fetch(bytes) }?)
     }
 }

@@ -22,6 +22,6 @@
 //! Two ranks find out whether this works by trying it, before any edge is made
 //! ([`GpuBackend`](crate::gpu_backend::GpuBackend)).
 
-mod life;
+pub(super) mod life;
 mod numbers;
 pub(crate) mod trial;

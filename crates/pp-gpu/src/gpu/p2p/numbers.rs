@@ -76,38 +76,45 @@ impl FarSlot {
 
 impl Far for FarSlot {
     #[inline]
-    fn has_moved(&self) -> bool {
+    fn has_moved(&self, _: &Event) -> Result<bool, CudaError> {
         let numbers = self.numbers();
         let number = match self.side {
             Side::In(..) => &numbers.arrived,
             Side::Out { .. } => &numbers.read,
         };
-        number.load(Ordering::Acquire) == self.due.load(Ordering::Acquire)
+        Ok(number.load(Ordering::Acquire) == self.due.load(Ordering::Acquire))
     }
 
-    fn give_back(&self, behind: Option<&Event>) -> Result<(), CudaError> {
+    /// The receiver waits for the number.
+    fn is_announced_last(&self) -> bool {
+        false
+    }
+
+    fn give_back(&self, behind: Option<&Event>) -> Result<bool, CudaError> {
         let number = self.due.load(Ordering::Acquire);
         let (Some(work), Side::In(_, credits)) = (behind, &self.side) else {
             self.numbers().read.store(number, Ordering::Release);
-            return Ok(());
+            return Ok(true);
         };
         let word = self.at + std::mem::offset_of!(Numbers, read);
         credits.wait(work)?;
         // SAFETY: an atomic of the registered page, which stays until the stream has passed the write.
-        unsafe { credits.write_value(self.page.address() + word as u64, number) }
+        unsafe { credits.write_value(self.page.address() + word as u64, number) }?;
+        Ok(true)
     }
 
-    fn next(&self) -> u32 {
-        self.due.fetch_add(1, Ordering::AcqRel).wrapping_add(1)
+    fn begin(&self) {
+        self.due.fetch_add(1, Ordering::AcqRel);
     }
 
-    unsafe fn put(&self, from: DevicePtr, number: u32, stream: &Stream) -> Result<bool, CudaError> {
+    unsafe fn put(&self, from: DevicePtr, stream: &Stream, _: &Event) -> Result<bool, CudaError> {
         let Side::Out { to, memory } = &self.side else {
             unreachable!("nothing is sent from a slot of the receiver");
         };
         let Some(_mapped) = memory.upgrade() else {
             return Ok(false);
         };
+        let number = self.due.load(Ordering::Acquire);
         let word = self.at + std::mem::offset_of!(Numbers, arrived);
         // SAFETY: the caller's promise. The memory there and the page are unmapped when the edge's stream has passed.
         unsafe {
@@ -115,6 +122,10 @@ impl Far for FarSlot {
             stream.write_value(self.page.address() + word as u64, number)?;
         }
         Ok(true)
+    }
+
+    unsafe fn fetch(&self, _: DevicePtr, _: &Event) -> Result<(), CudaError> {
+        Ok(())
     }
 
     fn used_until(&self, events: Vec<Event>) {

@@ -7,44 +7,29 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
 
-use pp_contract::{Fault, with_source};
-use pp_device::{CudaError, Device, Event, PinnedBuffer, Registered, SharedMemory, Stream};
+use pp_contract::Fault;
+use pp_device::{Device, PinnedBuffer, Registered, SharedMemory, Stream};
 
 use super::life::{CopyEngine, CopyLife};
 use super::numbers::{self, FarSlot, Page, Side};
+use crate::gpu::patterns::{self, Failed};
 use crate::gpu::{DeviceSlots, EdgesLife, Far as _, Lone, Mover, Slot, part};
-use crate::times::{LOOK_EVERY, TRIED_WITHIN};
-use pp_edges::backend::{EdgeEnd, Peer, receive_fds, share_memory};
+use pp_edges::backend::{EdgeEnd, Peer, exchange, receive_fds, share_memory};
 use pp_edges::bell::Bell;
 use pp_edges::error::TransportError;
 use pp_edges::lane::LaneEnd;
 use pp_edges::shm::layout::Holds;
 use pp_edges::shm::region::Region;
+use pp_edges::trial;
 
 /// The alignment of slots, in bytes.
 const ALIGN: usize = 4096;
-/// Bytes of the pattern at each end of a slot.
-const PATTERN: usize = 4096;
 /// The name of the page in the kernel's tables.
 const PAGE: &str = "pp-numbers";
 
 /// The reason why two ranks cannot use the copy engine, and the rank that found it.
 pub(crate) type Why = String;
-
-/// A failure on one rank.
-#[derive(Debug, thiserror::Error)]
-enum Failed {
-    #[error(transparent)]
-    Transport(#[from] TransportError),
-    #[error(transparent)]
-    Cuda(#[from] CudaError),
-    #[error("no number came through shared memory within {TRIED_WITHIN:?}")]
-    Late,
-    #[error("byte {at} of slot {slot} of edge {edge} is not what was sent")]
-    Differs { edge: u32, slot: u32, at: usize },
-}
 
 /// Edges that were tried out, in the order of their numbers.
 #[derive(Debug)]
@@ -67,28 +52,10 @@ impl Path {
     }
 }
 
-/// Tells the other rank whether this one can go on, and learns whether the other can. Both ranks get the same answer.
-///
-/// # Errors
-/// The other rank is lost, or sent something unexpected.
-pub(crate) fn exchange<T, E: std::error::Error + 'static>(
-    peer: &mut dyn Peer,
-    own: Result<T, E>,
-) -> Result<Result<T, Why>, Fault> {
-    let rank = peer.own_rank();
-    let own = own.map_err(|error| format!("rank {rank}: {}", with_source(&error)));
-    peer.send(own.as_ref().err().map_or("", |why| why).as_bytes())?;
-    let theirs = peer.receive("try the copy engine")?;
-    Ok(match own {
-        Ok(_) if !theirs.is_empty() => Err(String::from_utf8_lossy(&theirs).into_owned()),
-        own => own,
-    })
-}
-
 /// Yields the value if both ranks succeeded; otherwise returns the reason from the calling function.
 macro_rules! both {
     ($peer:expr, $own:expr) => {
-        match exchange($peer, $own)? {
+        match exchange($peer, trial::WHAT, $own)? {
             Ok(value) => value,
             Err(why) => return Ok(Err(why)),
         }
@@ -130,12 +97,16 @@ pub(crate) fn make(
     let paths = both!(peer, paths);
     let ends = || with_payloads.iter().zip(&paths);
     let outgoing = || ends().filter(|(end, _)| end.is_sender);
-    let sent = outgoing().map(|(end, path)| send_pattern(device, end, path));
+    let sent = outgoing().map(|(end, path)| patterns::send(device, end, &path.slots));
     let sent: Vec<PinnedBuffer> = both!(peer, sent.collect());
     let incoming = || ends().filter(|(end, _)| !end.is_sender);
-    let came = incoming().try_for_each(|(end, path)| compare(device, end, path));
-    both!(peer, came);
-    let credits = outgoing().try_for_each(|(_, path)| await_numbers(path));
+    let came = incoming().try_for_each(|(end, path)| {
+        let passed = patterns::compare(device, end, &path.slots)?;
+        let mut slots = path.far.iter();
+        Ok(slots.try_for_each(|far| far.give_back(Some(&passed)).map(drop))?)
+    });
+    both!(peer, came as Result<(), Failed>);
+    let credits = outgoing().try_for_each(|(_, path)| patterns::wait(&path.slots));
     both!(peer, credits);
     drop(sent);
     let shared = share_memory(peer, edges, Holds::Rings, bell)?;
@@ -238,117 +209,4 @@ fn open(
         });
     }
     Ok(paths)
-}
-
-/// Returns the byte of the test pattern at offset `at` of a slot.
-fn pattern(end: &EdgeEnd, slot: u32, at: usize) -> u8 {
-    let place = at as u32 ^ slot.rotate_left(20) ^ end.edge.rotate_left(26);
-    (place.wrapping_mul(0x9e37_79b1) >> 24) as u8
-}
-
-/// Returns the ranges of the two ends of a slot of `capacity` bytes. They may overlap.
-fn ends_of(capacity: usize) -> [std::ops::Range<usize>; 2] {
-    let len = capacity.min(PATTERN);
-    [0..len, capacity - len..capacity]
-}
-
-/// Lists both ends of each slot of an edge, each with its offset in the staging buffer.
-fn pieces(path: &Path) -> impl Iterator<Item = (u32, std::ops::Range<usize>, usize)> + use<> {
-    let (slots, ends) = (path.far.len() as u32, ends_of(path.slots.capacity));
-    let len = ends[0].len();
-    let all = (0..slots).flat_map(move |slot| ends.clone().map(|range| (slot, range)));
-    (0..)
-        .step_by(len)
-        .zip(all)
-        .map(|(at, (slot, range))| (slot, range, at))
-}
-
-/// Allocates the host buffer that stages the ends of all slots.
-fn staging(device: &Device, path: &Path) -> Result<PinnedBuffer, CudaError> {
-    let bytes = pieces(path).map(|(_, range, _)| range.len()).sum();
-    PinnedBuffer::new(device, bytes)
-}
-
-/// Sends each slot of an edge once. The caller keeps the returned staging buffer until the numbers are back.
-fn send_pattern(
-    device: &Device,
-    end: &EdgeEnd,
-    path: &Path,
-) -> Result<PinnedBuffer, TransportError> {
-    let mut staging = staging(device, path)?;
-    for (slot, range, place) in pieces(path) {
-        for (byte, at) in staging.bytes_mut()[place..].iter_mut().zip(range) {
-            *byte = pattern(end, slot, at);
-        }
-    }
-    let stream = &path.slots.stream;
-    let issued = pieces(path).try_for_each(|(number, range, place)| {
-        let slot = path.slots.slot(number);
-        let to = part(slot.ptr(), range.start, range.len());
-        slot.write_on(&mut None, stream, || {
-            // SAFETY: the slot has no owner yet, and is freed only behind the event that is recorded behind this; the bytes
-            // are freed only behind their use, which is noted below.
-            Ok::<_, TransportError>(unsafe {
-                stream.upload(&staging, place..place + range.len(), to)
-            }?)
-        })
-    });
-    // This runs after a failure too, since some of the work may have been issued.
-    let noted = staging.used_by(stream);
-    issued?;
-    noted?;
-    for slot in 0..path.far.len() as u32 {
-        let slot = path.slots.slot(slot);
-        // SAFETY: the slot has no owner yet, and neither has that of the receiver. What wrote it is on the same stream.
-        unsafe { slot.put(path.slots.capacity, Some(stream), stream) }?;
-    }
-    Ok(staging)
-}
-
-/// Waits until the other device is done with each slot of an edge.
-fn await_numbers(path: &Path) -> Result<(), Failed> {
-    let deadline = Instant::now() + TRIED_WITHIN;
-    for slot in 0..path.far.len() as u32 {
-        while !path.slots.slot(slot).has_moved()? {
-            if Instant::now() > deadline {
-                return Err(Failed::Late);
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-    }
-    Ok(())
-}
-
-/// Receives each slot of an edge once, compares its bytes, and returns it in the order of the stream.
-fn compare(device: &Device, end: &EdgeEnd, path: &Path) -> Result<(), Failed> {
-    (0..path.far.len() as u32).for_each(|slot| path.slots.slot(slot).expect());
-    await_numbers(path)?;
-    let (stream, passed) = (&path.slots.stream, Event::new(device)?);
-    let mut staging = staging(device, path)?;
-    let issued = pieces(path).try_for_each(|(number, range, place)| {
-        let slot = path.slots.slot(number);
-        let from = part(slot.ptr(), range.start, range.len());
-        slot.write_on(&mut None, stream, || {
-            // SAFETY: the sender has written the slot, as its number says, and it stays mapped until the event that is
-            // recorded behind this is done; the bytes are looked at behind the copy, and freed only behind their use.
-            Ok::<_, TransportError>(unsafe { stream.download(from, &mut staging, place) }?)
-        })
-    });
-    // This runs after a failure too, since some of the work may have been issued.
-    let noted = staging.used_by(stream);
-    issued?;
-    noted?;
-    passed.record(stream)?;
-    stream.wait_until_idle(TRIED_WITHIN)?;
-    for (slot, range, place) in pieces(path) {
-        let mut bytes = staging.bytes()[place..].iter().zip(range);
-        if let Some((_, at)) = bytes.find(|(byte, at)| **byte != pattern(end, slot, *at)) {
-            let edge = end.edge;
-            return Err(Failed::Differs { edge, slot, at });
-        }
-    }
-    for far in &path.far {
-        far.give_back(Some(&passed))?;
-    }
-    Ok(())
 }

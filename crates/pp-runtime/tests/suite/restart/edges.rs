@@ -165,6 +165,9 @@ impl EdgeTx for Fails<HostTx> {
     fn peer_is_gone(&mut self) {
         self.end().peer_is_gone();
     }
+    fn advance(&mut self) -> Result<bool, TransportError> {
+        self.end().advance()
+    }
     fn try_lease(&mut self) -> Result<Option<TxLease>, TransportError> {
         let lease = self.end().try_lease()?;
         // Looking in vain is no operation: how often that happens is chance.

@@ -37,6 +37,10 @@ impl EdgeTx for FullTx {
     type Tx = TxLease;
     type Sending = Sending;
 
+    fn advance(&mut self) -> Result<bool, TransportError> {
+        self.0.advance()
+    }
+
     fn try_lease(&mut self) -> Result<Option<TxLease>, TransportError> {
         self.0.try_lease()
     }
