@@ -83,6 +83,13 @@ pub fn check(
     devices: &[DeviceName],
 ) -> Result<(), Error> {
     check_transport(transport, devices)?;
+    let of_kind = |is_gpu| devices.iter().position(|device| device.is_gpu() == is_gpu);
+    if let (Some(gpu), Some(cpu)) = (of_kind(true), of_kind(false)) {
+        return Err(Error::Usage(format!(
+            "--devices gives rank {cpu} a CPU and rank {gpu} a GPU, and the stages of a video work in one kind of memory; \
+             give all ranks GPUs, or all ranks CPUs"
+        )));
+    }
     let KernelChoice::BuiltIn(set) = kernels else {
         return Ok(());
     };

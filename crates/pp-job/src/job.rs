@@ -254,7 +254,7 @@ pub fn check_world(started: u32, pipeline: &Pipeline, instead: &str) -> Result<(
     )))
 }
 
-/// Refuses devices of another number than the pipeline has ranks, and a mixture of CPUs and GPUs.
+/// Refuses devices of another number than the pipeline has ranks, and CPUs beside GPUs in a group.
 fn check_devices(devices: &[DeviceName], pipeline: &Pipeline) -> Result<(), Error> {
     let (named, ranks) = (devices.len(), pipeline.world_size().get() as usize);
     if named > 0 && named != ranks {
@@ -264,12 +264,21 @@ fn check_devices(devices: &[DeviceName], pipeline: &Pipeline) -> Result<(), Erro
             Count(ranks as u64, "rank")
         )));
     }
-    let (gpus, cpus): (Vec<_>, Vec<_>) = (0..named).partition(|rank| devices[*rank].is_gpu());
-    if let ([gpu, ..], [cpu, ..]) = (&*gpus, &*cpus) {
-        return Err(Error::Usage(format!(
-            "--devices gives rank {cpu} a CPU and rank {gpu} a GPU, and there are no edges between the two kinds of memory; \
-             give all ranks GPUs, or all ranks CPUs"
-        )));
+    let is_gpu = |rank: &Rank| {
+        devices
+            .get(rank.get() as usize)
+            .is_some_and(|device| device.is_gpu())
+    };
+    for stage in pipeline.stages() {
+        let (gpus, cpus): (Vec<Rank>, Vec<Rank>) =
+            stage.ranks.iter().partition(|rank| is_gpu(rank));
+        if let ([gpu, ..], [cpu, ..]) = (&*gpus, &*cpus) {
+            return Err(Error::Usage(format!(
+                "--devices gives rank {cpu} a CPU and rank {gpu} a GPU, and both run {}: the ranks of a group work in one \
+                 kind of memory; give all of them GPUs, or all of them CPUs",
+                stage.name
+            )));
+        }
     }
     Ok(())
 }
@@ -283,7 +292,7 @@ pub struct ThisRank<'a> {
     pub(crate) depth: u32,
     pub(crate) restarts: u32,
     pub(crate) schedule: Option<&'a Runnable>,
-    devices: &'a [DeviceName],
+    pub(crate) devices: &'a [DeviceName],
 }
 
 impl ThisRank<'_> {
@@ -339,23 +348,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_one_for_each_rank_and_of_one_kind() {
-        let pipeline = "a@0 -> b@1".parse().unwrap();
+    fn devices_are_one_for_each_rank_and_of_one_kind_in_a_group() {
         let config = Config::alone(|_| None).unwrap();
-        let check = |text: &str| {
+        let check = |pipeline: &str, text: &str| {
+            let pipeline = pipeline.parse().unwrap();
             let devices: Vec<DeviceName> =
                 text.split(',').map(|one| one.parse().unwrap()).collect();
             let checked = Job::new(&config, &pipeline).devices(&devices).check();
             checked.map_err(|error| error.to_string())
         };
-        for good in ["cpu,cpu", "cuda:0,cuda:0", "cuda,cuda:1"] {
-            assert_eq!(check(good), Ok(()));
+        let chain = "a@0 -> b@1";
+        for good in ["cpu,cpu", "cuda:0,cuda:0", "cuda,cuda:1", "cpu,cuda"] {
+            assert_eq!(check(chain, good), Ok(()));
         }
-        for (text, words) in [
-            ("cpu", "names 1 device, and a@0 -> b@1 has 2 ranks"),
-            ("cuda,cpu", "gives rank 1 a CPU and rank 0 a GPU"),
+        let group = "a@0 -> b@1+2";
+        assert_eq!(check(group, "cpu,cuda,cuda"), Ok(()));
+        for (pipeline, text, words) in [
+            (chain, "cpu", "names 1 device, and a@0 -> b@1 has 2 ranks"),
+            (
+                group,
+                "cuda,cuda,cpu",
+                "gives rank 2 a CPU and rank 1 a GPU, and both run b",
+            ),
         ] {
-            let refused = check(text).unwrap_err();
+            let refused = check(pipeline, text).unwrap_err();
             assert!(refused.contains(words), "{refused}");
         }
     }

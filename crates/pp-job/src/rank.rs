@@ -8,7 +8,7 @@ mod restart;
 use std::sync::atomic::Ordering;
 
 use pp_contract::pipeline::EdgeKind;
-use pp_contract::{Fault, Pipeline, Plan, Rank};
+use pp_contract::{DeviceName, Fault, Pipeline, Plan, Rank, digest};
 use pp_runtime::core::{FixedOrder, Order};
 use pp_runtime::driver::{RankOptions, RankRun, Stages};
 use pp_runtime::schedule::Runnable;
@@ -127,6 +127,10 @@ impl ThisRank<'_> {
             .set("restarts", self.restarts)
             .set("depth", self.depth)
             .set("pipeline", setting(self.pipeline));
+        let profile = match self.devices {
+            [] => profile,
+            devices => profile.set("devices", of_devices(devices)),
+        };
         match self.schedule {
             Some(schedule) => profile.set("schedule", schedule),
             None => profile,
@@ -358,6 +362,16 @@ impl Shapes<'_> {
         let mut shape = Shapes { slots, ..*self }.of(from, slot_bytes);
         shape.depth += u32::from(from == 0 && self.keeps) + u32::from(from == to);
         shape
+    }
+}
+
+/// The devices of the ranks as a setting of the handshake: their names, or their digest where those are too long.
+fn of_devices(devices: &[DeviceName]) -> String {
+    let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
+    let text = names.join(",");
+    match text.len() {
+        0..=256 => text,
+        _ => format!("{:016x} ({} devices)", digest(text.as_bytes()), names.len()),
     }
 }
 

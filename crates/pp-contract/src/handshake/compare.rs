@@ -27,6 +27,9 @@ pub struct Mismatch {
 /// Checks that two ranks were started alike: job, world, plan, counts, kernels, and each setting.
 /// Where they run and on which device is for [`check_devices`](super::check_devices).
 ///
+/// What carries payloads between GPUs is no setting of a rank in host memory. So it is not compared between a rank in host
+/// memory and one on a device, if the job names the `devices` of its ranks.
+///
 /// # Errors
 /// [`Mismatch`]: the first difference, the most general one first.
 pub fn compare(a: &Hello, b: &Hello) -> Result<(), Mismatch> {
@@ -50,7 +53,12 @@ pub fn compare(a: &Hello, b: &Hello) -> Result<(), Mismatch> {
     let keys = ours.iter().chain(theirs.iter()).map(|(key, _)| key);
     // The pipeline first: defaults of other settings follow from it.
     let keys: BTreeSet<(bool, &str)> = keys.map(|key| (key != "pipeline", key)).collect();
-    for (_, key) in keys {
+    let is_on_device = |hello: &Hello| hello.parts().device.is_some();
+    let is_mixed = is_on_device(a) != is_on_device(b) && ours.get("devices").is_some();
+    for (_, key) in keys
+        .into_iter()
+        .filter(|(_, key)| !(is_mixed && is_of_gpus(key)))
+    {
         let (left, right) = (ours.get(key), theirs.get(key));
         if left != right {
             let quoted = |value: Option<&str>| value.map(|value| format!("{value:?}"));
@@ -58,6 +66,11 @@ pub fn compare(a: &Hello, b: &Hello) -> Result<(), Mismatch> {
         }
     }
     Ok(())
+}
+
+/// Says whether a setting is about what carries payloads between GPUs.
+fn is_of_gpus(key: &str) -> bool {
+    key == "transport" || key.to_ascii_lowercase().contains("nccl")
 }
 
 /// The fields that must agree, by name and as text. Nothing is left out by accident: a new field

@@ -11,11 +11,19 @@ use crate::common::{folder, meet_in, pp};
 
 const MESSAGES: &str = "300";
 
-/// Messages of up to 100,000 bytes; `nccl` is on the fakes.
-fn words(folder: &Folder, transport: &str) -> Command {
+/// Messages of up to 100,000 bytes. A transport, or the devices of both ranks. GPUs are those of the fakes.
+fn words(folder: &Folder, way: &str) -> Command {
     let mut command = pp(&["words", "--messages", MESSAGES, "--max-bytes", "100000"]);
-    command.args(["--json", "--transport", transport]);
-    if transport == "nccl" {
+    let named = way.contains(',');
+    command.args([
+        "--json",
+        if named { "--devices" } else { "--transport" },
+        way,
+    ]);
+    if named {
+        command.args(["--transport", "auto"]);
+    }
+    if way != "host" {
         Fakes::newest().give_to(&mut command);
         meet_in(folder, &mut command);
     }
@@ -48,6 +56,19 @@ fn no_word_is_wrong_and_each_payload_is_in_order() {
     let report = check(&Recording::read_all(&folder.file("rec")), expect);
     report.assert_clean();
     assert_eq!(report.transfers, 1200);
+}
+
+#[test]
+fn no_word_is_wrong_between_host_memory_and_a_gpu() {
+    let folder = folder("words_mixed");
+    for devices in ["cpu,cuda:0", "cuda:0,cpu"] {
+        let ended = run(&mut words(&folder, devices), None).succeeded();
+        let report = report(&ended.stdout);
+        assert_eq!(report["transport"], "host");
+        assert_eq!(report["messages_each_way"].to_string(), MESSAGES);
+        assert_eq!(report["wrong_words"], 0);
+        assert_eq!(report["wrong_digests"], json!([0, 0]));
+    }
 }
 
 #[test]
