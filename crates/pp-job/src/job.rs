@@ -361,7 +361,7 @@ mod tests {
         for good in ["cpu,cpu", "cuda:0,cuda:0", "cuda,cuda:1", "cpu,cuda"] {
             assert_eq!(check(chain, good), Ok(()));
         }
-        let group = "a@0 -> b@1+2";
+        let group = "a@0 -> b@1+2 -> c@0";
         assert_eq!(check(group, "cpu,cuda,cuda"), Ok(()));
         for (pipeline, text, words) in [
             (chain, "cpu", "names 1 device, and a@0 -> b@1 has 2 ranks"),

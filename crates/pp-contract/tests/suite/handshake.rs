@@ -76,6 +76,31 @@ fn any_difference_that_matters_is_found_and_named() {
 }
 
 #[test]
+fn ranks_in_host_memory_and_on_devices_are_compared_without_what_is_between_gpus() {
+    let on = |rank, device: Option<&str>, is_named: bool, more: &[(&str, &str)]| {
+        let mut parts = hello_parts(rank);
+        parts.device = device.map(Text::truncated);
+        if is_named {
+            set(&mut parts, "devices", "cpu,cuda:0");
+        }
+        more.iter()
+            .for_each(|(key, value)| set(&mut parts, key, value));
+        Hello::new(parts).unwrap()
+    };
+    let [host, p2p] = [("transport", "host"), ("transport", "p2p")];
+    let nccl = [("transport", "nccl"), ("NCCL_ALGO", "Ring")];
+    let is_alike = |one: &Hello, other: &Hello| compare(one, other).is_ok();
+    for named in [false, true] {
+        let cpu = on(0, None, named, &[host]);
+        assert_eq!(is_alike(&cpu, &on(1, Some("GPU-a"), named, &nccl)), named);
+        let gpu = on(0, Some("GPU-b"), named, &[p2p]);
+        assert!(!is_alike(&gpu, &on(1, Some("GPU-a"), named, &nccl)));
+        let other = on(1, Some("GPU-a"), named, &[p2p, ("depth", "5")]);
+        assert!(!is_alike(&cpu, &other));
+    }
+}
+
+#[test]
 fn mismatch_says_what_to_do() {
     let mut parts = hello_parts(1);
     parts.chunks = None;
