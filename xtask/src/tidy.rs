@@ -14,14 +14,17 @@ const UNSAFE_ALLOWED: &[&str] = &[
     // Memory that ranks share, and the slots in it.
     "crates/pp-edges/src/host/",
     "crates/pp-edges/src/shm/",
+    "crates/pp-edges/src/trial.rs",
     // Calls of the CUDA driver, and of NCCL.
     "crates/pp-device/src/",
     "crates/pp-gpu/src/gpu/edge.rs",
     "crates/pp-gpu/src/gpu/lease.rs",
     // What a copy into the slot of another device asks of its caller.
     "crates/pp-gpu/src/gpu/far.rs",
-    // Copies into memory of another process, and numbers in it.
+    // Copies into memory of another process, and numbers and patterns in it.
+    "crates/pp-gpu/src/gpu/host.rs",
     "crates/pp-gpu/src/gpu/p2p/",
+    "crates/pp-gpu/src/gpu/patterns.rs",
     "crates/pp-gpu/src/nccl/",
     // Compiled for loom alone, which checks every access.
     "crates/pp-words/src/models.rs",

@@ -34,13 +34,13 @@ type Pages = Registered<Arc<Region>>;
 /// The slot in host memory that a slot of the device is paired with.
 #[derive(Debug)]
 struct HostSlot {
-    side: Side,
+    side: HostSide,
     /// Its offset in the memory.
     at: usize,
 }
 
 #[derive(Debug)]
-enum Side {
+enum HostSide {
     /// This rank sends. A payload that outlives its edge does not keep the memory locked.
     Out(Weak<Pages>),
     /// This rank receives, on this stream.
@@ -69,7 +69,7 @@ impl Far for HostSlot {
         stream: &Stream,
         moved: &Event,
     ) -> Result<bool, CudaError> {
-        let Side::Out(pages) = &self.side else {
+        let HostSide::Out(pages) = &self.side else {
             unreachable!("nothing is sent from a slot of the receiver");
         };
         let Some(pages) = pages.upgrade() else {
@@ -84,7 +84,7 @@ impl Far for HostSlot {
     }
 
     unsafe fn fetch(&self, into: DevicePtr, moved: &Event) -> Result<(), CudaError> {
-        let Side::In(pages, stream) = &self.side else {
+        let HostSide::In(pages, stream) = &self.side else {
             unreachable!("nothing is received into a slot of the sender");
         };
         let from = pages.bytes_at(self.at, into.len);
@@ -170,8 +170,8 @@ fn lock<'a>(
         let capacity = end.shape.capacity()?;
         let slot = |number| {
             let side = match end.is_sender {
-                true => Side::Out(Arc::downgrade(&pages)),
-                false => Side::In(Arc::clone(&pages), stream.clone()),
+                true => HostSide::Out(Arc::downgrade(&pages)),
+                false => HostSide::In(Arc::clone(&pages), stream.clone()),
             };
             let at = shared.slot_at(number);
             Slot::new(device, capacity, Some(Arc::new(HostSlot { side, at })))
