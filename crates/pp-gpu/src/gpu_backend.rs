@@ -256,14 +256,21 @@ impl Backend for GpuBackend {
 
     /// Returns a name that lists the transports which the edges and groups of this rank use.
     fn capabilities(&self) -> Capabilities {
-        let name = match (self.taken, self.way) {
-            ([true, true, true], _) => "p2p+nccl+host",
-            ([true, true, false], _) => "p2p+nccl",
-            ([true, false, true], _) => "p2p+host",
-            ([false, true, true], _) => "nccl+host",
-            ([false, false, true], _) => "host",
-            ([true, false, false], _) | ([false, false, false], GpuTransport::P2p) => "p2p",
-            ([false, _, false], _) => "nccl",
+        const NAMES: [&str; 8] = [
+            "",
+            "p2p",
+            "nccl",
+            "p2p+nccl",
+            "host",
+            "p2p+host",
+            "host+nccl",
+            "p2p+host+nccl",
+        ];
+        let taken = [P2P, NCCL, HOST].map(|at| usize::from(self.taken[at]) << at);
+        let name = match (NAMES[taken.iter().sum::<usize>()], self.way) {
+            ("", GpuTransport::P2p) => "p2p",
+            ("", _) => "nccl",
+            (name, _) => name,
         };
         Capabilities {
             name,

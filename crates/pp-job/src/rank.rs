@@ -365,25 +365,28 @@ impl Shapes<'_> {
     }
 }
 
-/// The devices of the ranks as a setting of the handshake: their names, or their digest where those are too long.
+/// The devices of the ranks as a setting of the handshake.
 fn of_devices(devices: &[DeviceName]) -> String {
     let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
     let text = names.join(",");
-    match text.len() {
-        0..=256 => text,
-        _ => format!("{:016x} ({} devices)", digest(text.as_bytes()), names.len()),
-    }
+    let all = digest(text.as_bytes());
+    text_or_digest(text, all, format_args!("{} devices", names.len()))
 }
 
-/// The pipeline as a setting of the handshake: its text, or its digest where that is too long.
+/// The pipeline as a setting of the handshake.
 fn setting(pipeline: &Pipeline) -> String {
-    let text = pipeline.to_string();
-    if text.len() <= 256 {
-        return text;
-    }
-    format!(
-        "{:016x} ({} stages)",
+    let stages = pipeline.stages().len();
+    text_or_digest(
+        pipeline.to_string(),
         pipeline.digest(),
-        pipeline.stages().len()
+        format_args!("{stages} stages"),
     )
+}
+
+/// A text as a setting of the handshake, or its digest and what it lists where that is too long.
+fn text_or_digest(text: String, digest: u64, lists: std::fmt::Arguments<'_>) -> String {
+    match text.len() {
+        0..=256 => text,
+        _ => format!("{digest:016x} ({lists})"),
+    }
 }

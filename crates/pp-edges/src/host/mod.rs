@@ -47,9 +47,8 @@ impl<S> Edge<S> {
     }
 
     fn bytes(&self, slot: u32, len: usize) -> std::ptr::NonNull<u8> {
-        assert!(slot < self.place.depth && len <= self.place.slot_bytes);
-        let offset = self.place.slots + slot as usize * self.place.stride;
-        self.region.bytes_at(offset, len)
+        assert!(len <= self.place.slot_bytes);
+        self.region.bytes_at(self.place.slot_at(slot), len)
     }
 }
 

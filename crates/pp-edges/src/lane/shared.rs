@@ -26,8 +26,7 @@ impl SharedEnd {
     /// Returns the offset of a slot in the region, for an edge whose slots lie there.
     #[must_use]
     pub fn slot_at(&self, slot: u32) -> usize {
-        assert!(slot < self.place.depth);
-        self.place.slots + slot as usize * self.place.stride
+        self.place.slot_at(slot)
     }
 
     /// Returns both ends in one process, the sender's first. Each rank brings the bell on which its driver sleeps.

@@ -81,6 +81,14 @@ pub struct Direction {
     pub(crate) stride: usize,
 }
 
+impl Direction {
+    /// Returns the offset of a slot in the region, for an edge whose slots lie there.
+    pub(crate) fn slot_at(&self, slot: u32) -> usize {
+        assert!(slot < self.depth);
+        self.slots + slot as usize * self.stride
+    }
+}
+
 /// The layout of the whole region: its edges, in the order of their shapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {

@@ -110,8 +110,8 @@ pub(crate) fn make(
     edges: &[EdgeEnd],
     bell: &Bell,
 ) -> Result<Tried, Fault> {
-    let failed = |why: String, rank| Fault::new(FaultKind::Device, rank, WHAT, why);
     let own = peer.own_rank();
+    let failed = |why| Fault::new(FaultKind::Device, own, WHAT, why);
     let shared = share_memory(peer, edges, Holds::All, bell)?;
     let with_payloads = || {
         let all = edges.iter().zip(&shared);
@@ -123,18 +123,20 @@ pub(crate) fn make(
     if with_payloads().next().is_some() {
         let made = lock(device, &life, with_payloads());
         let written = made.and_then(|(made, pages)| {
-            let ends = with_payloads().map(|(end, _)| end).zip(&made);
-            write(device, ends)?;
+            let mut ends = with_payloads().zip(&made);
+            ends.try_for_each(|((end, _), slots)| match end.is_sender {
+                true => write(device, end, slots),
+                false => Ok(()),
+            })?;
             Ok((made, pages))
         });
-        let (made, pages) = exchange(peer, WHAT, written)?.map_err(|why| failed(why, own))?;
-        let ends = with_payloads().map(|(end, _)| end).zip(&made);
-        let mut incoming = ends.filter(|(end, _)| !end.is_sender);
-        let came = incoming.try_for_each(|(end, slots)| {
-            let compared = patterns::compare(device, end, slots);
-            compared.map(drop)
+        let (made, pages) = exchange(peer, WHAT, written)?.map_err(failed)?;
+        let mut ends = with_payloads().zip(&made);
+        let came = ends.try_for_each(|((end, _), slots)| match end.is_sender {
+            true => Ok(()),
+            false => patterns::compare(device, end, slots).map(drop),
         });
-        exchange(peer, WHAT, came)?.map_err(|why| failed(why, own))?;
+        exchange(peer, WHAT, came)?.map_err(failed)?;
         slots.extend(made.into_iter().map(|made| (made, Arc::clone(&pages))));
     }
     let mut slots = slots.into_iter();
@@ -185,18 +187,8 @@ fn lock<'a>(
     Ok((slots, pages))
 }
 
-/// Writes the patterns that the other rank compares.
-fn write<'a>(
-    device: &Device,
-    mut edges: impl Iterator<Item = (&'a EdgeEnd, &'a Arc<DeviceSlots>)>,
-) -> Result<(), Failed> {
-    edges.try_for_each(|(end, slots)| match end.is_sender {
-        true => {
-            let sent = patterns::send(device, end, slots)?;
-            patterns::wait(slots)?;
-            drop(sent);
-            Ok(())
-        }
-        false => Ok(()),
-    })
+/// Writes the patterns that the other rank compares, and waits until they are there.
+fn write(device: &Device, end: &EdgeEnd, slots: &DeviceSlots) -> Result<(), Failed> {
+    let _staging = patterns::send(device, end, slots)?;
+    patterns::wait(slots)
 }

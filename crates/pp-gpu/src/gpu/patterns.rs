@@ -44,7 +44,7 @@ fn staging(device: &Device, slots: &DeviceSlots) -> Result<PinnedBuffer, CudaErr
     PinnedBuffer::new(device, bytes)
 }
 
-/// Sends each slot of an edge once. The caller keeps the returned staging buffer until the numbers are back.
+/// Sends each slot of an edge once. The caller keeps the returned staging buffer until the transfers are done ([`wait`]).
 pub(super) fn send(
     device: &Device,
     end: &EdgeEnd,
