@@ -60,16 +60,19 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
         if is_first {
             backend::say(choice.as_deref());
         }
-        // What the stages do with their time on this backend.
-        let how = args.simulate.unwrap_or(match backend {
-            Backend::Host => Simulate::Sleep,
-            Backend::Gpu(_) => Simulate::GpuSpin,
-        });
+        // What the stages do with their time in this memory. A rank in host memory beside GPUs cannot do their work.
+        let how = match (&backend, args.simulate) {
+            (Backend::Host, None | Some(Simulate::GpuSpin | Simulate::Gemm | Simulate::Hbm)) => {
+                Simulate::Sleep
+            }
+            (Backend::Gpu(_), None) => Simulate::GpuSpin,
+            (_, Some(how)) => how,
+        };
         let mut profile = Profile::new()
             .set("bytes", args.bytes)
             .set("against", format_args!("{:?}", args.against))
             .set("touch", args.touch)
-            .set("simulate", format_args!("{how:?}"));
+            .set("simulate", format_args!("{:?}", args.simulate));
         // A setting has a bound, and there may be many stages.
         for (at, ms) in stages.ms.chunks(8).enumerate() {
             profile = profile.set(&format!("stages_ms {at}"), format_args!("{ms:?}"));

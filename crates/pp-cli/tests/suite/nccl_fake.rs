@@ -345,6 +345,29 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
 }
 
 #[test]
+fn benchmarks_run_between_host_memory_and_a_gpu() {
+    let folder = folder("bench_mixed");
+    // The ranks share rings and payloads, where only single words can be watched.
+    let on_fakes = |args: &str| {
+        let mut command = on_fakes(pp(&words(args)), &Fakes::newest(), &folder);
+        command.env_remove("PP_FAKE_WATCH");
+        run(&mut command, None).succeeded()
+    };
+    let overlap = "bench overlap --transport p2p --bytes 4096 --chunks 30 --decode-ms 0.1 --phase-b-ms 0.1 --json";
+    for more in ["cpu,cuda:0", "cuda:0,cpu --simulate gpu-spin"] {
+        let ended = on_fakes(&format!("{overlap} --devices {more}"));
+        assert_eq!(ended.json()["transport"], "host");
+        // What the rank in host memory writes is in no recording.
+        let report = check(&Recording::read_all(&folder.file("rec")), EXPECT);
+        let others = [Rule::Fault, Rule::Race, Rule::Lifetime, Rule::Steady];
+        assert!(!others.iter().any(|rule| report.broke(*rule)), "{report:?}");
+        assert!(report.accesses > 30 * 2);
+        std::fs::remove_dir_all(folder.file("rec")).unwrap();
+    }
+    on_fakes("bench link --transport auto --devices cpu,cuda:0 --max-bytes 64");
+}
+
+#[test]
 fn ranks_share_a_gpu_that_is_named_for_each_of_them() {
     let (folder, input, output) = files("nccl_shared", &video(33, 19, "420jpeg", 11));
     let run_on = |transport, devices, more: &[&str], mps| {
