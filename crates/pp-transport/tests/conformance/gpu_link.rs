@@ -33,6 +33,9 @@ pub(crate) trait Mover: 'static {
             In: Send,
         > + Send;
 
+    /// Whether a receive waits for the work behind which its payload is sent. Otherwise the header waits for that.
+    const RECEIVES_WAIT: bool = true;
+
     /// The backends of both ranks.
     fn backends(held: &mut Held) -> &mut [Self::Edges; 2];
 

@@ -161,7 +161,7 @@ pub(crate) fn an_aborted_receive_is_never_believed<M: Mover>() {
     write_slowly(&mut lease, &stream, &kernels, 300_000);
     let _sending = ends[0].try_send(4096, lease).unwrap();
     let (_, receiving) = ends[1].hear_one();
-    assert!(!receiving.is_done().unwrap());
+    assert!(!M::RECEIVES_WAIT || !receiving.is_done().unwrap());
     (ends[1].abort)("its peer is late", Instant::now() + HANG).unwrap();
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(100) {

@@ -15,6 +15,7 @@ struct ThroughHost;
 
 impl Mover for ThroughHost {
     type Edges = GpuBackend;
+    const RECEIVES_WAIT: bool = false;
 
     fn backends(held: &mut Held) -> &mut [GpuBackend; 2] {
         &mut held.p2p
