@@ -195,6 +195,7 @@ impl Switch {
         if before.signal == 0 {
             self.0.bell.ring();
             self.0.alarm.sound();
+            tracing::debug!(signal, "drain requested");
         }
     }
 

@@ -42,7 +42,7 @@ fn header(clip: &[u8]) -> usize {
 
 /// A run whose output the test holds up.
 fn held(command: &mut Command) -> Held {
-    let held = Held::start(command, Vec::new());
+    let held = Held::start(command.env("PP_LOG", "debug"), Vec::new());
     held.wait_for(BEGUN);
     held
 }
@@ -62,6 +62,7 @@ fn what_is_done_is_kept_and_counted_and_the_exit_code_names_the_signal() {
                 .arg(&path);
             let held = held(&mut command);
             signal(held.id(), how);
+            held.wait_until_it_says("drain requested");
             let ended = held.finish();
             let written = (ended.stdout.len() - header(&whole)) / stride();
             assert_eq!(ended.code, Some(code), "{}", ended.stderr);
@@ -163,6 +164,7 @@ fn a_signal_to_any_rank_of_a_launcher_ends_the_job() {
         let rank_1 = spawn(&mut start(1));
         let rank_0 = held(&mut start(0));
         signal([rank_0.id(), rank_1.id()][target], Signal::TERM);
+        rank_0.wait_until_it_says("drain requested");
         let rank_0 = rank_0.finish().ended(143, &[]);
         finish(rank_1).ended(143, &[]);
         assert_has(&rank_0.stderr, &["pp: interrupted by SIGTERM: "]);
