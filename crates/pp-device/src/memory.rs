@@ -3,6 +3,8 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
 use crate::device::Device;
 use crate::driver::{Address, Handle, call};
@@ -47,6 +49,8 @@ pub struct Allocation {
     uses: Uses,
     /// Freed once this is done, however long that takes, and the uses are over.
     behind: Option<(Vec<Event>, Option<Stream>)>,
+    /// Closed once it is freed.
+    until_freed: Option<Sender<()>>,
 }
 
 impl Allocation {
@@ -64,6 +68,7 @@ impl Allocation {
             len,
             uses: Uses::default(),
             behind: None,
+            until_freed: None,
         })
     }
 
@@ -130,11 +135,15 @@ impl Drop for Allocation {
             }
         };
         let (kind, address) = (self.kind, self.address);
-        let free = move || match kind {
-            // SAFETY: allocated by `DeviceBuffer`, whose only owner gave it up here, once.
-            Kind::Device => unsafe { call!(cuMemFree_v2(address)) },
-            // SAFETY: likewise, by `PinnedBuffer`.
-            Kind::PageLocked => unsafe { call!(cuMemFreeHost(address as Handle)) },
+        let until_freed = self.until_freed.take();
+        let free = move || {
+            let _until_freed = until_freed;
+            match kind {
+                // SAFETY: allocated by `DeviceBuffer`, whose only owner gave it up here, once.
+                Kind::Device => unsafe { call!(cuMemFree_v2(address)) },
+                // SAFETY: likewise, by `PinnedBuffer`.
+                Kind::PageLocked => unsafe { call!(cuMemFreeHost(address as Handle)) },
+            }
         };
         DeferredFree::submit(&self.device, behind, free);
     }
@@ -211,6 +220,14 @@ impl PinnedBuffer {
         // SAFETY: `room` bytes that were just allocated and that nothing else knows.
         unsafe { buffer.base().write_bytes(0, room) };
         Ok(buffer)
+    }
+
+    /// Drops it, and waits until it is freed, but no longer than this: what comes next shall not meet the call that frees.
+    pub fn free_within(mut self, within: Duration) {
+        let (until_freed, freed) = channel();
+        self.0.until_freed = Some(until_freed);
+        drop(self);
+        let _ = freed.recv_timeout(within);
     }
 
     /// Its bytes. Does not wait: what a stream still writes is not there yet.

@@ -132,7 +132,13 @@ impl DeferredFree {
     }
 
     fn free(self) {
-        let freed = self.device.bind().and_then(|()| (self.free)());
+        let Self {
+            device,
+            behind,
+            free,
+        } = self;
+        drop(behind);
+        let freed = device.bind().and_then(|()| free());
         if let Err(error) = freed {
             tracing::warn!(%error, "memory was not freed");
         }

@@ -18,6 +18,8 @@ pub(crate) const LEFT_BEHIND_LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Timeout for a payload and its number while the copy engine between two GPUs is tried. A payload of any size arrives
 /// within this time, or never.
 pub(crate) const TRIED_WITHIN: Duration = Duration::from_secs(5);
+/// Longest wait until the staging memory of that trial is freed, which takes less than a millisecond.
+pub(crate) const FREED_WITHIN: Duration = Duration::from_secs(1);
 /// Time after which a call of NCCL counts as hung, if it should return at once. Its communicator is then aborted.
 pub(crate) const RETURNS_WITHIN: Duration = Duration::from_millis(100);
 /// Longest wait for the last credits and completions when the edges with a peer end. It takes microseconds where both

@@ -189,6 +189,8 @@ fn lock<'a>(
 
 /// Writes the patterns that the other rank compares, and waits until they are there.
 fn write(device: &Device, end: &EdgeEnd, slots: &DeviceSlots) -> Result<(), Failed> {
-    let _staging = patterns::send(device, end, slots)?;
-    patterns::wait(slots)
+    let staging = patterns::send(device, end, slots)?;
+    patterns::wait(slots)?;
+    patterns::free(staging);
+    Ok(())
 }

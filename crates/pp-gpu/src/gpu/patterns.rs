@@ -7,7 +7,7 @@ use pp_device::{CudaError, Device, Event, PinnedBuffer};
 
 use super::part;
 use super::slots::DeviceSlots;
-use crate::times::{LOOK_EVERY, TRIED_WITHIN};
+use crate::times::{FREED_WITHIN, LOOK_EVERY, TRIED_WITHIN};
 use pp_edges::backend::EdgeEnd;
 use pp_edges::error::TransportError;
 use pp_edges::trial::{Differs, ends_of, pattern};
@@ -128,5 +128,11 @@ pub(super) fn compare(
             return Err(Differs { edge, slot, at }.into());
         }
     }
+    free(staging);
     Ok(passed)
+}
+
+/// Frees a staging buffer before the first payload moves: the driver may hold up all work while it frees.
+pub(super) fn free(staging: PinnedBuffer) {
+    staging.free_within(FREED_WITHIN);
 }

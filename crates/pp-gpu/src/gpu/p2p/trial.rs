@@ -108,7 +108,7 @@ pub(crate) fn make(
     both!(peer, came as Result<(), Failed>);
     let credits = outgoing().try_for_each(|(_, path)| patterns::wait(&path.slots));
     both!(peer, credits);
-    drop(sent);
+    sent.into_iter().for_each(patterns::free);
     let shared = share_memory(peer, edges, Holds::Rings, bell)?;
     let mut paths = paths.into_iter();
     let whole = edges.iter().zip(&shared).map(|(end, shared)| {
