@@ -130,9 +130,11 @@ pub trait Backend: Edges {
     /// The values that the members of a group exchanged.
     type AgreedGroup;
 
-    /// Returns the settings that must be the same on all ranks, by name. At least `transport`, the backend's short
-    /// name.
-    fn settings(&self) -> Vec<(String, String)>;
+    /// Returns the settings that two ranks on devices must have alike, by name: at least `transport`, the backend's short
+    /// name. None for host memory.
+    fn device_settings(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
 
     /// Returns the device whose memory holds the payloads, and the device that the environment named for this process,
     /// as the handshake compares them. `None` for host memory.

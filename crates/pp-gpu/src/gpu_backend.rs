@@ -151,7 +151,7 @@ impl GpuBackend {
             })?;
             self.nccl.nccl = Some(loaded);
         }
-        let settings = self.nccl.settings().into_iter();
+        let settings = self.nccl.device_settings().into_iter();
         let lines: Vec<String> = settings
             .map(|(name, value)| format!("{name} {value:?}"))
             .collect();
@@ -241,11 +241,11 @@ impl Backend for GpuBackend {
     type AgreedGroup = (Members, [UniqueId; 2]);
 
     /// Leaves out NCCL's settings unless NCCL was asked for: they are compared once two ranks have chosen NCCL.
-    fn settings(&self) -> Vec<(String, String)> {
+    fn device_settings(&self) -> Vec<(String, String)> {
         let transport = match self.way {
             GpuTransport::Best => "p2p or nccl",
             GpuTransport::P2p => "p2p",
-            GpuTransport::Nccl => return self.nccl.settings(),
+            GpuTransport::Nccl => return self.nccl.device_settings(),
         };
         vec![("transport".into(), transport.into())]
     }

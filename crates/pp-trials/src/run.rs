@@ -52,7 +52,9 @@ impl Run<'_, '_> {
     {
         let (job, arm) = (self.job, Rc::clone(&backend.arm));
         let mut profile = job.profile()?.set("fault", self.hook);
-        profile.kernels_digest ^= u64::from(arm.changes_weights());
+        for name in job.between().filter(|_| arm.changes_weights()) {
+            profile = profile.kernels(name, "changed", 0);
+        }
         let [first, last] = job.ends();
         let mut program = Program::new(first, |bell| {
             let opened = job.source(memory, bell)?;

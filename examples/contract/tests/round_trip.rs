@@ -39,13 +39,12 @@ fn hello<P: Plan>(rank: u32) -> Hello {
         plan_name,
         plan_version,
         settings: Settings::new(),
+        device_settings: Settings::new(),
         chunks: None,
         host: Text::truncated("here"),
         device: None,
         device_given: None,
         device_named: false,
-        kernels: Text::truncated("vocoder 1.0"),
-        kernels_digest: 0,
     };
     Hello::new(parts).unwrap()
 }

@@ -260,9 +260,12 @@ impl<'a> VideoJob<'a> {
         for (key, value) in &args.plugin_args {
             profile = profile.set(&format!("plugin_arg {key}"), value);
         }
+        let name = format!("{} {}", about.name, about.version);
+        let digest = digest_of_kernels(&args.kernels, about)?;
+        for stage in &about.stages {
+            profile = profile.kernels(&stage.name, &name, digest);
+        }
         profile.chunks = args.chunks;
-        profile.kernels = format!("{} {}", about.name, about.version);
-        profile.kernels_digest = digest_of_kernels(&args.kernels, about)?;
         profile.choice.clone_from(&self.choice);
         Ok(profile)
     }

@@ -24,11 +24,11 @@ pub struct Mismatch {
     pub right_value: String,
 }
 
-/// Checks that two ranks were started alike: job, world, plan, counts, kernels, and each setting.
+/// Checks that two ranks were started alike: job, world, plan, counts, and each setting.
 /// Where they run and on which device is for [`check_devices`](super::check_devices).
 ///
-/// What carries payloads between GPUs is no setting of a rank in host memory. So it is not compared between a rank in host
-/// memory and one on a device, if the job names the `devices` of its ranks.
+/// `device_settings` are compared between two ranks on devices. A rank in host memory stands beside one on a device only if
+/// the job names the `devices` of its ranks.
 ///
 /// # Errors
 /// [`Mismatch`]: the first difference, the most general one first.
@@ -49,33 +49,37 @@ pub fn compare(a: &Hello, b: &Hello) -> Result<(), Mismatch> {
             return mismatch(key.to_owned(), left, right);
         }
     }
-    let (ours, theirs) = (&a.parts().settings, &b.parts().settings);
-    let keys = ours.iter().chain(theirs.iter()).map(|(key, _)| key);
-    // The pipeline first: defaults of other settings follow from it.
-    let keys: BTreeSet<(bool, &str)> = keys.map(|key| (key != "pipeline", key)).collect();
-    let is_on_device = |hello: &Hello| hello.parts().device.is_some();
-    let is_mixed = is_on_device(a) != is_on_device(b) && ours.get("devices").is_some();
-    for (_, key) in keys
-        .into_iter()
-        .filter(|(_, key)| !(is_mixed && is_of_gpus(key)))
-    {
-        let (left, right) = (ours.get(key), theirs.get(key));
-        if left != right {
-            let quoted = |value: Option<&str>| value.map(|value| format!("{value:?}"));
-            return mismatch(format!("settings.{key}"), quoted(left), quoted(right));
+    let (ours, theirs) = (a.parts(), b.parts());
+    let memory = |parts: &HelloParts| match parts.device {
+        Some(_) => "GPU",
+        None => "host",
+    };
+    let (left, right) = (memory(ours), memory(theirs));
+    if left != right && ours.settings.get("devices").is_none() {
+        return mismatch("memory".into(), Some(left.into()), Some(right.into()));
+    }
+    let mut compared = vec![(&ours.settings, &theirs.settings)];
+    if ours.device.is_some() && theirs.device.is_some() {
+        compared.push((&ours.device_settings, &theirs.device_settings));
+    }
+    for (ours, theirs) in compared {
+        let keys = ours.iter().chain(theirs.iter()).map(|(key, _)| key);
+        // The pipeline first: defaults of other settings follow from it.
+        let keys: BTreeSet<(bool, &str)> = keys.map(|key| (key != "pipeline", key)).collect();
+        for (_, key) in keys {
+            let (left, right) = (ours.get(key), theirs.get(key));
+            if left != right {
+                let quoted = |value: Option<&str>| value.map(|value| format!("{value:?}"));
+                return mismatch(format!("settings.{key}"), quoted(left), quoted(right));
+            }
         }
     }
     Ok(())
 }
 
-/// Says whether a setting is about what carries payloads between GPUs.
-fn is_of_gpus(key: &str) -> bool {
-    key == "transport" || key.to_ascii_lowercase().contains("nccl")
-}
-
 /// The fields that must agree, by name and as text. Nothing is left out by accident: a new field
 /// does not compile until it stands here, compared or not.
-fn fields(parts: &HelloParts) -> [(&'static str, Option<String>); 7] {
+fn fields(parts: &HelloParts) -> [(&'static str, Option<String>); 5] {
     let HelloParts {
         job,
         rank: _,
@@ -83,13 +87,12 @@ fn fields(parts: &HelloParts) -> [(&'static str, Option<String>); 7] {
         plan_name,
         plan_version,
         settings: _,
+        device_settings: _,
         chunks,
         host: _,
         device: _,
         device_given: _,
         device_named: _,
-        kernels,
-        kernels_digest,
     } = parts;
     [
         ("job", Some(format!("{job:016x}"))),
@@ -97,7 +100,5 @@ fn fields(parts: &HelloParts) -> [(&'static str, Option<String>); 7] {
         ("plan", Some(format!("{:?}", plan_name.as_str()))),
         ("plan_version", Some(plan_version.to_string())),
         ("chunks", chunks.map(|chunks| chunks.to_string())),
-        ("kernels", Some(format!("{:?}", kernels.as_str()))),
-        ("kernels_digest", Some(format!("{kernels_digest:016x}"))),
     ]
 }

@@ -26,7 +26,7 @@ use crate::plan::Plan;
 /// Size of the fixed part of an encoded [`Hello`].
 pub const HELLO_HEADER_BYTES: usize = 16;
 /// Most bytes of an encoded [`Hello`]; all fields at their bounds stay below it.
-pub const MAX_HELLO_BYTES: usize = 32 << 10;
+pub const MAX_HELLO_BYTES: usize = 64 << 10;
 const MAGIC: [u8; 4] = *b"PPH1";
 
 /// Why the bytes of a handshake are refused.
@@ -93,8 +93,10 @@ pub struct HelloParts {
     pub plan_name: Text<64>,
     /// [`Plan::VERSION`].
     pub plan_version: u16,
-    /// The settings that steer communication.
+    /// The settings that all ranks must have alike.
     pub settings: Settings,
+    /// Those of what carries payloads between devices. Empty for host memory.
+    pub device_settings: Settings,
     /// How many chunks there will be, if that is known.
     pub chunks: Option<u64>,
     /// Identity of the host.
@@ -106,10 +108,6 @@ pub struct HelloParts {
     /// The user named this GPU for this rank, as [`DeviceName::Cuda`](crate::DeviceName::Cuda). Ranks for which one GPU was
     /// named share it.
     pub device_named: bool,
-    /// Name and version of the kernels.
-    pub kernels: Text<128>,
-    /// Digest of the kernels, so that two builds of one version differ.
-    pub kernels_digest: u64,
 }
 
 impl HelloParts {

@@ -10,7 +10,7 @@ use crate::support::*;
 #[test]
 fn any_difference_that_matters_is_found_and_named() {
     type Change = fn(&mut HelloParts);
-    let changes: [(&str, Change, &str, &str); 9] = [
+    let changes: [(&str, Change, &str, &str); 8] = [
         (
             "job",
             |parts| parts.job = 1,
@@ -32,18 +32,6 @@ fn any_difference_that_matters_is_found_and_named() {
         ("plan_version", |parts| parts.plan_version = 2, "1", "2"),
         ("chunks", |parts| parts.chunks = Some(99), "100", "99"),
         (
-            "kernels",
-            |parts| parts.kernels = Text::truncated("ptx"),
-            "\"cpu\"",
-            "\"ptx\"",
-        ),
-        (
-            "kernels_digest",
-            |parts| parts.kernels_digest = 8,
-            "0000000000000009",
-            "0000000000000008",
-        ),
-        (
             "settings.depth",
             |parts| set(parts, "depth", "8"),
             "\"4\"",
@@ -54,6 +42,12 @@ fn any_difference_that_matters_is_found_and_named() {
             |parts| set(parts, "nccl", "1"),
             "(not set)",
             "\"1\"",
+        ),
+        (
+            "memory",
+            |parts| parts.device = Some(Text::truncated("GPU-a")),
+            "host",
+            "GPU",
         ),
     ];
     assert_eq!(compare(&hello(0), &hello(1)), Ok(()));
@@ -83,20 +77,20 @@ fn ranks_in_host_memory_and_on_devices_are_compared_without_what_is_between_gpus
         if is_named {
             set(&mut parts, "devices", "cpu,cuda:0");
         }
-        more.iter()
-            .for_each(|(key, value)| set(&mut parts, key, value));
+        for (key, value) in more {
+            parts.device_settings.set(key, value).unwrap();
+        }
         Hello::new(parts).unwrap()
     };
-    let [host, p2p] = [("transport", "host"), ("transport", "p2p")];
+    let p2p = ("transport", "p2p");
     let nccl = [("transport", "nccl"), ("NCCL_ALGO", "Ring")];
     let is_alike = |one: &Hello, other: &Hello| compare(one, other).is_ok();
     for named in [false, true] {
-        let cpu = on(0, None, named, &[host]);
+        let cpu = on(0, None, named, &[]);
         assert_eq!(is_alike(&cpu, &on(1, Some("GPU-a"), named, &nccl)), named);
         let gpu = on(0, Some("GPU-b"), named, &[p2p]);
         assert!(!is_alike(&gpu, &on(1, Some("GPU-a"), named, &nccl)));
-        let other = on(1, Some("GPU-a"), named, &[p2p, ("depth", "5")]);
-        assert!(!is_alike(&cpu, &other));
+        assert!(is_alike(&gpu, &on(1, Some("GPU-a"), named, &[p2p])));
     }
 }
 
@@ -186,8 +180,8 @@ fn fixed_part_of_a_hello_is_checked_field_by_field() {
     assert_eq!(version, HandshakeError::Version { theirs: 9 });
     let reserved = forge(|frame| frame[7] = 1);
     assert_eq!(reserved, HandshakeError::Reserved { got: 256 });
-    let (expected, got) = (HELLO_HEADER_BYTES + 47, HELLO_HEADER_BYTES + 46);
-    let length = forge(|frame| frame[8] = 47);
+    let (expected, got) = (HELLO_HEADER_BYTES + 43, HELLO_HEADER_BYTES + 42);
+    let length = forge(|frame| frame[8] = 43);
     assert_eq!(length, HandshakeError::Length { expected, got });
 }
 
@@ -243,13 +237,12 @@ fn every_field_at_its_bound_fits_a_hello_and_a_fault() {
         plan_name: Text::new("p".repeat(64)).unwrap(),
         plan_version: u16::MAX,
         settings: settings.clone(),
+        device_settings: settings.clone(),
         chunks: Some(u64::MAX),
         host: Text::new("h".repeat(128)).unwrap(),
         device: Some(Text::new("d".repeat(64)).unwrap()),
         device_given: Some(Text::new("g".repeat(64)).unwrap()),
         device_named: true,
-        kernels: Text::new("k".repeat(128)).unwrap(),
-        kernels_digest: u64::MAX,
     });
     let hello = hello.unwrap();
     let frame = hello.encode().unwrap();

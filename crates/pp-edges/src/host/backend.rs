@@ -52,10 +52,6 @@ impl Backend for Host {
     type Agreed = Vec<(u32, End<Self>)>;
     type AgreedGroup = GroupMemory;
 
-    fn settings(&self) -> Vec<(String, String)> {
-        vec![("transport".into(), "host".into())]
-    }
-
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: "host",

@@ -156,7 +156,7 @@ impl Backend for NcclBackend {
     type Agreed = Agreed;
     type AgreedGroup = (Members, [UniqueId; 2]);
 
-    fn settings(&self) -> Vec<(String, String)> {
+    fn device_settings(&self) -> Vec<(String, String)> {
         let mut settings = vec![("transport".into(), "nccl".into())];
         let version = self.nccl.as_ref().map(|nccl| nccl.version().to_string());
         settings.extend(version.map(|version| ("nccl_version".into(), version)));

@@ -32,10 +32,6 @@ pub struct Profile {
     settings: Vec<(String, String)>,
     /// The most chunks that the job has.
     pub chunks: Option<u64>,
-    /// The kernels' name and version.
-    pub kernels: String,
-    /// A digest of the kernels.
-    pub kernels_digest: u64,
     /// What this rank found and chose by itself, if it did. When another rank differs, the error says it.
     pub choice: Option<String>,
 }
@@ -53,6 +49,16 @@ impl Profile {
     pub fn set(mut self, name: &str, value: impl ToString) -> Self {
         self.settings.push((name.to_owned(), value.to_string()));
         self
+    }
+
+    /// Adds the kernels of a stage: their name and version, and a digest that tells two builds of them apart.
+    #[must_use]
+    pub fn kernels(self, stage: &str, name: &str, digest: u64) -> Self {
+        let name = Text::<200>::truncated(name);
+        self.set(
+            &format!("kernels.{stage}"),
+            format_args!("{}, digest {digest:016x}", name.as_str()),
+        )
     }
 }
 
@@ -255,7 +261,7 @@ impl JoinedRank {
 /// of the ranks.
 fn check_shared(pipeline: &Pipeline, hellos: &[Hello]) -> Result<(), Fault> {
     let device = |rank: Rank| hellos[rank.get() as usize].parts().device.as_ref();
-    let is_nccl = |hello: &Hello| hello.parts().settings.get("transport") == Some("nccl");
+    let is_nccl = |hello: &Hello| hello.parts().device_settings.get("transport") == Some("nccl");
     let is_nccl = hellos.iter().any(is_nccl);
     let members = pipeline.stages().iter().flat_map(|stage| {
         let ranks = &stage.ranks;
@@ -289,11 +295,6 @@ fn hello<P: Plan>(
 ) -> Result<Hello, Error> {
     let launch = this.launch;
     let (plan_name, plan_version) = HelloParts::plan::<P>();
-    let mut settings = Settings::new();
-    for (name, value) in profile.settings.iter().chain(&backend.settings()) {
-        let set = settings.set(name, value);
-        set.with_context(|| format!("the setting {name:?} of the handshake"))?;
-    }
     // What a rank that works in host memory was given does not matter.
     let (device, device_given) = backend.device().unzip();
     let parts = HelloParts {
@@ -302,16 +303,24 @@ fn hello<P: Plan>(
         world_size: WorldSize::new(launch.world_size().get()).map_err(anyhow::Error::new)?,
         plan_name,
         plan_version,
-        settings,
+        settings: settings(&profile.settings)?,
+        device_settings: settings(&backend.device_settings())?,
         chunks: profile.chunks,
         host: Text::truncated(&rustix::system::uname().nodename().to_string_lossy()),
         device: device.as_deref().map(Text::truncated),
         device_given: device_given.flatten().as_deref().map(Text::truncated),
         device_named: matches!(this.device(), Some(DeviceName::Cuda(_))),
-        kernels: Text::truncated(&profile.kernels),
-        kernels_digest: profile.kernels_digest,
     };
     Ok(Hello::new(parts).map_err(anyhow::Error::new)?)
+}
+
+fn settings(given: &[(String, String)]) -> Result<Settings, Error> {
+    let mut settings = Settings::new();
+    for (name, value) in given {
+        let set = settings.set(name, value);
+        set.with_context(|| format!("the setting {name:?} of the handshake"))?;
+    }
+    Ok(settings)
 }
 
 #[cfg(test)]

@@ -42,8 +42,8 @@ impl<B: Breakable> Backend for FaultyBackend<B> {
     type Agreed = B::Agreed;
     type AgreedGroup = B::AgreedGroup;
 
-    fn settings(&self) -> Vec<(String, String)> {
-        self.inner.settings()
+    fn device_settings(&self) -> Vec<(String, String)> {
+        self.inner.device_settings()
     }
 
     fn device(&self) -> Option<(String, Option<String>)> {

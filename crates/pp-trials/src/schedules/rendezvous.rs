@@ -71,8 +71,8 @@ impl<B: Backend> Backend for Rendezvous<B> {
     type Agreed = B::Agreed;
     type AgreedGroup = B::AgreedGroup;
 
-    fn settings(&self) -> Vec<(String, String)> {
-        self.0.settings()
+    fn device_settings(&self) -> Vec<(String, String)> {
+        self.0.device_settings()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -227,6 +227,6 @@ fn ranks_that_have_other_kernels_stop_before_they_begin() {
         spawn(as_rank(command, rank, port).arg("--kernels").arg(kernels))
     });
     for ended in ranks.map(finish) {
-        ended.failed(6, &["kernels_digest differs"]);
+        ended.failed(6, &["settings.kernels.decode differs", ", digest "]);
     }
 }

@@ -108,13 +108,12 @@ pub(crate) fn hello_parts(rank: u32) -> HelloParts {
         plan_name: Text::truncated("video"),
         plan_version: 1,
         settings,
+        device_settings: Settings::new(),
         chunks: Some(100),
         host: Text::truncated("host-a"),
         device: None,
         device_given: None,
         device_named: false,
-        kernels: Text::truncated("cpu"),
-        kernels_digest: 9,
     }
 }
 

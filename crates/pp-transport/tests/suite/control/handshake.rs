@@ -22,13 +22,12 @@ fn parts(rank: u32) -> HelloParts {
         plan_name: Text::new("video").unwrap(),
         plan_version: 1,
         settings,
+        device_settings: Settings::new(),
         chunks: Some(10),
         host: Text::new("host").unwrap(),
         device: Some(Text::new(format!("GPU-{rank}")).unwrap()),
         device_given: None,
         device_named: false,
-        kernels: Text::new("cpu 1").unwrap(),
-        kernels_digest: 5,
     }
 }
 
