@@ -8,7 +8,7 @@ use std::str::FromStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
 use pp_bench::{BenchCommand, PlanArgs};
-use pp_command::{KernelChoice, TransportChoice, plugin_arg, print, whole};
+use pp_command::{KernelChoices, TransportChoice, plugin_arg, print, whole};
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
 use pp_contract::{DeviceName, Pipeline};
 use pp_job::Error;
@@ -199,10 +199,15 @@ pub struct RunArgs {
     /// on rank 0, and phase_b in N-1 parts on the others.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_RANKS))]
     pub(crate) ranks: Option<u32>,
-    /// Kernels: cpu and ptx are built in (host memory, GPU memory), FILE.so is a plugin; auto takes ptx where the
-    /// payloads are on GPUs, else cpu.
-    #[arg(long, value_name = "auto|cpu|ptx|FILE.so", default_value = "auto")]
-    pub kernels: KernelChoice,
+    /// Kernels: cpu and ptx are built in (host memory, GPU memory), FILE.so is a plugin; auto takes ptx where the rank is
+    /// on a GPU, else cpu. One value for all stages, or one for each stage that is named, as
+    /// "encode=cpu,phase_b=./model.so"; the others have auto.
+    #[arg(
+        long,
+        value_name = "auto|cpu|ptx|FILE.so|STAGE=...",
+        default_value = "auto"
+    )]
+    pub kernels: KernelChoices,
     /// An argument for the plugin; may be given several times, each key once.
     #[arg(long = "plugin-arg", value_name = "KEY=VALUE", value_parser = plugin_arg)]
     pub(crate) plugin_args: Vec<(String, String)>,

@@ -3,9 +3,11 @@
 //! CUDA and NCCL are looked for when they are wanted, in one binary for every machine. What was
 //! found and chosen is said in one line.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write as _};
+use std::path::Path;
 
-use pp_contract::{DeviceName, Fault, FaultKind, Rank, with_source};
+use pp_contract::{DeviceName, Fault, FaultKind, Pipeline, Rank, StageSpec, with_source};
 use pp_device::{CudaError, Device};
 use pp_job::{Error, ThisRank};
 use pp_kernels::{Description, KernelSet, check_device};
@@ -14,7 +16,7 @@ use pp_transport::gpu_backend::GpuTransport;
 use pp_transport::launch::Launcher;
 use pp_transport::nccl::{Nccl, NcclBackend, uuid_text};
 
-use crate::choice::{KernelChoice, TransportChoice};
+use crate::choice::{KernelChoice, KernelChoices, TransportChoice};
 use crate::env::Env;
 
 /// The operation of a fault while GPUs are looked for.
@@ -62,12 +64,12 @@ enum Need {
     Must,
 }
 
-/// Kernels and where they run.
+/// Kernels and where those of this rank run.
 #[derive(Debug)]
 pub struct Choice {
-    /// The kernels.
-    pub kernels: KernelSet,
-    /// Where their payloads lie.
+    /// The kernels of each stage of the pipeline.
+    pub kernels: Vec<KernelSet>,
+    /// Where the payloads of this rank lie.
     pub backend: Backend,
     /// What was found, where the choice was left to us.
     pub said: Option<String>,
@@ -78,36 +80,79 @@ pub struct Choice {
 /// # Errors
 /// They cannot go together; with the remedy.
 pub fn check(
-    kernels: &KernelChoice,
+    kernels: &KernelChoices,
     transport: TransportChoice,
     devices: &[DeviceName],
+    pipeline: &Pipeline,
 ) -> Result<(), Error> {
     check_transport(transport, devices)?;
-    let of_kind = |is_gpu| devices.iter().position(|device| device.is_gpu() == is_gpu);
-    if let (Some(gpu), Some(cpu)) = (of_kind(true), of_kind(false)) {
+    let stages = pipeline.stages();
+    if let Some(other) = kernels
+        .names()
+        .find(|name| stages.iter().all(|stage| &*stage.name != *name))
+    {
         return Err(Error::Usage(format!(
-            "--devices gives rank {cpu} a CPU and rank {gpu} a GPU, and the stages of a video work in one kind of memory; \
-             give all ranks GPUs, or all ranks CPUs"
+            "--kernels names the stage {other}, and {pipeline} has none of that name; name one of its stages"
         )));
     }
-    let KernelChoice::BuiltIn(set) = kernels else {
+    let device_of = |rank: Rank| devices.get(rank.get() as usize);
+    for stage in stages {
+        let (name, rank) = (&*stage.name, stage.leader());
+        let memory = |rank| device_of(rank).map(|device| device.is_gpu());
+        let parts = stages.iter().filter(|part| part.name == stage.name);
+        let mut ranks = parts.flat_map(|part| part.ranks.iter().copied());
+        if let Some(other) = ranks.find(|other| memory(*other) != memory(rank)) {
+            let (one, two) = (device_of(rank), device_of(other));
+            let [one, two] = [one, two].map(|device| device.copied().unwrap_or(DeviceName::Cpu));
+            return Err(Error::Usage(format!(
+                "--devices gives {name}@{rank} {one} and {name}@{other} {two}, and its parts may give other bytes on a CPU than \
+                 on a GPU; give all ranks of {name} GPUs, or all CPUs"
+            )));
+        }
+        let KernelChoice::BuiltIn(set) = kernels.of(name) else {
+            continue;
+        };
+        let about = set.describe();
+        let works_there = |device: &DeviceName| match device.is_gpu() {
+            true => about.cuda,
+            false => about.host,
+        };
+        if let Some(device) = device_of(rank).filter(|device| !works_there(device)) {
+            let memory = if about.host { "host" } else { "GPU" };
+            return Err(Error::Usage(format!(
+                "--kernels {} works in {memory} memory, and --devices gives rank {rank} {device}, where {name} stands; leave \
+                 --kernels out, or give each rank another device",
+                about.name
+            )));
+        }
+    }
+    if !devices.is_empty() {
         return Ok(());
-    };
-    let about = set.describe();
-    if let Some(rank) = devices.iter().position(|device| match device.is_gpu() {
-        true => !about.cuda,
-        false => !about.host,
-    }) {
-        let (device, memory) = (devices[rank], if about.host { "host" } else { "GPU" });
-        return Err(Error::Usage(format!(
-            "--kernels {} works in {memory} memory, and --devices gives rank {rank} {device}; leave --kernels out, or give \
-             each rank another device",
-            about.name
-        )));
     }
-    let (memory, other, default) = match transport {
-        gpus if gpus.is_on_gpus() && !about.cuda => ("host", "host", KernelSet::for_device()),
-        TransportChoice::Host if !about.host => ("GPU", "auto", KernelSet::for_host()),
+    let built_in = || {
+        stages
+            .iter()
+            .filter_map(|stage| match kernels.of(&stage.name) {
+                KernelChoice::BuiltIn(set) => Some(set.describe()),
+                _ => None,
+            })
+    };
+    let of_host = built_in().find(|about| !about.cuda);
+    let of_gpus = built_in().find(|about| !about.host);
+    let (about, memory, other, default) = match (of_host, of_gpus) {
+        (Some(host), Some(gpus)) => {
+            return Err(Error::Usage(format!(
+                "--kernels names {}, which work in host memory, and {}, which work in GPU memory; say with --devices which ranks \
+                 are CPUs, as in --devices cpu,cuda:0",
+                host.name, gpus.name
+            )));
+        }
+        (Some(host), _) if transport.is_on_gpus() => {
+            (host, "host", "host", KernelSet::for_device())
+        }
+        (_, Some(gpus)) if transport == TransportChoice::Host => {
+            (gpus, "GPU", "auto", KernelSet::for_host())
+        }
         _ => return Ok(()),
     };
     Err(Error::Usage(format!(
@@ -167,25 +212,37 @@ pub fn find_plugin(kernels: &KernelChoice) -> Result<(), Error> {
     }
 }
 
-/// Chooses kernels and transport together: both work on the same memory.
+/// Chooses the kernels of all stages, and the backend of this rank: both work on the same memory.
 ///
 /// # Errors
 /// There are no GPUs, or no library, for the transport; or the kernels cannot be loaded, or do not work in its memory.
 pub fn choose(
-    kernels: &KernelChoice,
+    kernels: &KernelChoices,
     transport: TransportChoice,
     this: ThisRank<'_>,
     env: &Env,
 ) -> Result<Choice, Error> {
     let rank = this.rank();
-    let on_gpus_alone = matches!(kernels, KernelChoice::BuiltIn(set) if !set.describe().host);
-    let need = match (transport, kernels) {
+    let stages = this.pipeline().stages();
+    // Without devices all ranks have one kind of memory, whatever their stages.
+    let is_named = this.device().is_some();
+    let own: Vec<&KernelChoice> = stages
+        .iter()
+        .filter(|stage| !is_named || stage.ranks.contains(&rank))
+        .map(|stage| kernels.of(&stage.name))
+        .collect();
+    let has_built_in = |is: fn(&Description) -> bool| {
+        let is = |choice: &&KernelChoice| matches!(choice, KernelChoice::BuiltIn(set) if is(set.describe()));
+        own.iter().any(is)
+    };
+    let on_gpus_alone = has_built_in(|about| !about.host);
+    let need = match transport {
         _ if this.device().is_some_and(DeviceName::is_gpu) => Need::Must,
-        _ if this.device().is_some() => Need::Never,
-        (gpus, _) if gpus.is_on_gpus() => Need::Must,
-        (TransportChoice::Host, _) => Need::Never,
+        _ if is_named => Need::Never,
+        gpus if gpus.is_on_gpus() => Need::Must,
+        TransportChoice::Host => Need::Never,
         _ if on_gpus_alone => Need::Must,
-        (_, KernelChoice::BuiltIn(set)) if !set.describe().cuda => Need::Never,
+        _ if has_built_in(|about| !about.cuda) => Need::Never,
         _ => Need::IfThere,
     };
     let without_gpus = match (on_gpus_alone, transport) {
@@ -195,35 +252,62 @@ pub fn choose(
     };
     let found = match (need, transport.way()) {
         (Need::IfThere | Need::Must, Some(way)) => find(this, env, (need, without_gpus), way),
-        _ if this.device().is_some() => Err("--devices gives this rank a CPU".to_owned()),
+        _ if is_named => Err("--devices gives this rank a CPU".to_owned()),
         _ => Err("--transport host moves host memory".to_owned()),
     };
-    let is_built_in = !matches!(kernels, KernelChoice::File(_));
+    let is_built_in = |choice: &&KernelChoice| !matches!(choice, KernelChoice::File(_));
     let found = found.and_then(|gpu| {
-        if is_built_in {
+        if own.iter().any(is_built_in) {
             gpu.device.bind().map_err(|e| with_source(&e))?;
             check_device(gpu.device.raw_context()).map_err(|e| with_source(&e))?;
         }
         Ok(gpu)
     });
-    let set = match kernels {
-        KernelChoice::Auto if found.is_ok() => KernelSet::for_device(),
-        KernelChoice::Auto => KernelSet::for_host(),
-        KernelChoice::BuiltIn(set) => KernelSet::clone(set),
-        KernelChoice::File(path) => KernelSet::load(path).map_err(|error| {
-            Fault::new(FaultKind::Plugin, rank, "load kernels", with_source(&error))
-        })?,
+    let mut plugins: BTreeMap<&Path, KernelSet> = BTreeMap::new();
+    let mut given = Vec::new();
+    for stage in stages {
+        given.push(match kernels.of(&stage.name) {
+            KernelChoice::Auto => None,
+            KernelChoice::BuiltIn(set) => Some(KernelSet::clone(set)),
+            KernelChoice::File(path) => Some(match plugins.get(&**path) {
+                Some(loaded) => loaded.clone(),
+                None => {
+                    let loaded = KernelSet::load(path).map_err(|error| {
+                        Fault::new(FaultKind::Plugin, rank, "load kernels", with_source(&error))
+                    })?;
+                    plugins.entry(path).or_insert(loaded).clone()
+                }
+            }),
+        });
+    }
+    let of_own = stages.iter().zip(&given);
+    let of_own = of_own.filter(|(stage, _)| !is_named || stage.ranks.contains(&rank));
+    let of_own: Vec<&Description> = of_own
+        .filter_map(|(_, set)| Some(set.as_ref()?.describe()))
+        .collect();
+    let (backend, reason) = place(&of_own, (need, transport), found, this)?;
+    let is_on_gpu = |stage: &StageSpec| match this.devices() {
+        [] => matches!(backend, Backend::Gpu(_)),
+        devices => devices[stage.leader().get() as usize].is_gpu(),
     };
-    let (backend, reason) = place(set.describe(), (need, transport), found, rank)?;
+    let built_in = |stage: &StageSpec| match is_on_gpu(stage) {
+        true => KernelSet::for_device(),
+        false => KernelSet::for_host(),
+    };
+    let kernels: Vec<KernelSet> = stages
+        .iter()
+        .zip(given)
+        .map(|(stage, set)| set.unwrap_or_else(|| built_in(stage)))
+        .collect();
     // Nothing needs to be said of what was asked for.
-    let is_asked = transport != TransportChoice::Auto || this.device().is_some();
+    let is_asked = transport != TransportChoice::Auto || is_named;
     let said = (!is_asked).then(|| match (&backend, reason) {
         (Backend::Gpu(gpu), _) => format!("found {}", describe(gpu)),
         (Backend::Host, Some(reason)) => format!("on CPUs: {reason}"),
-        (Backend::Host, None) => format!("--kernels {} needs no GPU", set.describe().name),
+        (Backend::Host, None) => format!("--kernels {} needs no GPU", kernels[0].describe().name),
     });
     Ok(Choice {
-        kernels: set,
+        kernels,
         backend,
         said,
     })
@@ -231,31 +315,51 @@ pub fn choose(
 
 /// The backend for kernels that are there only for some memory; and why it is not the GPU's.
 fn place(
-    kernels: &Description,
+    kernels: &[&Description],
     (need, transport): (Need, TransportChoice),
     found: Result<GpuBackend, String>,
-    rank: Rank,
+    this: ThisRank<'_>,
 ) -> Result<(Backend, Option<String>), Error> {
-    let name = &kernels.name;
-    let fault = |kind, what| Err(Fault::new(kind, rank, LOOK, what).into());
-    match found {
-        Ok(gpu) if kernels.cuda => Ok((Backend::Gpu(Box::new(gpu)), None)),
-        Ok(_) if need == Need::Must => fault(
+    let fault = |kind, what| Err(Fault::new(kind, this.rank(), LOOK, what).into());
+    let of_host = kernels.iter().find(|about| !about.cuda);
+    let of_gpus = kernels.iter().find(|about| !about.host);
+    match (found, of_host, of_gpus) {
+        (Ok(gpu), None, _) => Ok((Backend::Gpu(Box::new(gpu)), None)),
+        (Ok(_), Some(host), _) if need == Need::Must => fault(
+            FaultKind::BadInput,
+            match this.device() {
+                Some(device) => format!(
+                    "the kernels '{}' work in host memory, and --devices gives this rank {device}; give it cpu, or its stages \
+                     other kernels",
+                    host.name
+                ),
+                None => format!(
+                    "the kernels '{}' work in host memory, which --transport {transport} does not carry; \
+                     use --transport host, or other kernels",
+                    host.name
+                ),
+            },
+        ),
+        (Ok(_), Some(host), None) => Ok((
+            Backend::Host,
+            Some(format!("the kernels '{}' work in host memory", host.name)),
+        )),
+        (Ok(_), Some(host), Some(gpus)) => fault(
             FaultKind::BadInput,
             format!(
-                "the kernels '{name}' work in host memory, which --transport {transport} does not carry; \
-                 use --transport host, or other kernels"
+                "the kernels '{}' work in host memory and the kernels '{}' in GPU memory alone; say with --devices which ranks \
+                 are CPUs",
+                host.name, gpus.name
             ),
         ),
-        Ok(_) => Ok((
-            Backend::Host,
-            Some(format!("the kernels '{name}' work in host memory")),
-        )),
-        Err(reason) if need == Need::Must => fault(FaultKind::Device, reason),
-        Err(reason) if kernels.host => Ok((Backend::Host, (need != Need::Never).then_some(reason))),
-        Err(reason) => fault(
+        (Err(reason), ..) if need == Need::Must => fault(FaultKind::Device, reason),
+        (Err(reason), _, None) => Ok((Backend::Host, (need != Need::Never).then_some(reason))),
+        (Err(reason), _, Some(gpus)) => fault(
             FaultKind::BadInput,
-            format!("the kernels '{name}' work in GPU memory alone, and {reason}"),
+            format!(
+                "the kernels '{}' work in GPU memory alone, and {reason}",
+                gpus.name
+            ),
         ),
     }
 }

@@ -1,22 +1,33 @@
 //! The choice of kernels and transport, as options say it.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::ValueEnum;
 use pp_kernels::KernelSet;
 use pp_transport::gpu_backend::GpuTransport;
 
-/// Where stages get their kernels.
+/// Where a stage gets its kernels.
 #[derive(Clone, Debug)]
 pub enum KernelChoice {
-    /// Those that go with the transport.
+    /// The built-in set for the memory of the stage's rank.
     Auto,
     /// A built-in set.
     BuiltIn(Box<KernelSet>),
     /// A plugin.
     File(PathBuf),
+}
+
+impl KernelChoice {
+    /// The file of a plugin.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(path),
+            _ => None,
+        }
+    }
 }
 
 impl FromStr for KernelChoice {
@@ -29,6 +40,73 @@ impl FromStr for KernelChoice {
                 Some(set) => Self::BuiltIn(set.into()),
                 None => Self::File(name.into()),
             },
+        })
+    }
+}
+
+/// Where all stages get their kernels: one choice for all, or one for each stage that is named, and `auto` for the others.
+#[derive(Clone, Debug)]
+pub struct KernelChoices {
+    others: KernelChoice,
+    named: Vec<(String, KernelChoice)>,
+}
+
+impl KernelChoices {
+    /// The choice for the stage of this name.
+    #[must_use]
+    pub fn of(&self, stage: &str) -> &KernelChoice {
+        let named = self.named.iter().find(|(name, _)| name == stage);
+        named.map_or(&self.others, |(_, choice)| choice)
+    }
+
+    /// Each choice: that of the stages that are not named, and those of the others.
+    pub fn iter(&self) -> impl Iterator<Item = &KernelChoice> + Clone {
+        let named = self.named.iter().map(|(_, choice)| choice);
+        std::iter::once(&self.others).chain(named)
+    }
+
+    /// The stages that are named, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.named.iter().map(|(name, _)| &**name)
+    }
+}
+
+/// `auto`, `cpu`, `ptx` or the path of a plugin; or a list of `STAGE=` and one of these. In front of the first `=` of a path
+/// stands a `/`, or it counts as such a list.
+impl FromStr for KernelChoices {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_list = text
+            .split_once('=')
+            .is_some_and(|(name, _)| !name.contains('/'));
+        if !is_list {
+            let Ok(others) = text.parse();
+            return Ok(Self {
+                others,
+                named: Vec::new(),
+            });
+        }
+        let mut named: Vec<(String, KernelChoice)> = Vec::new();
+        for entry in text.split(',') {
+            match entry.split_once('=') {
+                Some((name, choice)) if !name.is_empty() && !choice.is_empty() => {
+                    if named.iter().any(|(other, _)| other == name) {
+                        return Err(format!("it names {name} twice"));
+                    }
+                    let Ok(choice) = choice.parse();
+                    named.push((name.to_owned(), choice));
+                }
+                _ => {
+                    return Err(format!(
+                        "{entry:?} is not STAGE=KERNELS, as encode=cpu is; a list names kernels for each stage that it has"
+                    ));
+                }
+            }
+        }
+        Ok(Self {
+            others: KernelChoice::Auto,
+            named,
         })
     }
 }

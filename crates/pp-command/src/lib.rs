@@ -8,6 +8,6 @@ mod results;
 pub mod timed;
 mod whole;
 
-pub use crate::choice::{KernelChoice, TransportChoice, plugin_arg};
+pub use crate::choice::{KernelChoice, KernelChoices, TransportChoice, plugin_arg};
 pub use crate::results::{print, print_result, write_pictures};
 pub use crate::whole::whole;

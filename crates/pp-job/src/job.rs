@@ -320,6 +320,18 @@ impl ThisRank<'_> {
         self.devices.get(self.rank().get() as usize).copied()
     }
 
+    /// The devices of all ranks; none where the job names none.
+    #[must_use]
+    pub fn devices(&self) -> &[DeviceName] {
+        self.devices
+    }
+
+    /// Which stages stand on which ranks.
+    #[must_use]
+    pub fn pipeline(&self) -> &Pipeline {
+        self.pipeline
+    }
+
     /// How many ranks in front of it on this host are [`DeviceName::NextCuda`], too: so many visible GPUs are theirs. If not
     /// all ranks are, the ranks of a host must follow each other.
     #[must_use]

@@ -87,10 +87,10 @@ impl Run<'_, '_> {
 
 /// Refuses a fault that cannot happen in this run. What carries the payloads may not be known yet.
 fn refuse_in_vain(hook: Hook, args: &RunArgs) -> Result<(), Error> {
-    let has_gpu_kernels = match &args.kernels {
+    let has_gpu_kernels = args.kernels.iter().any(|choice| match choice {
         KernelChoice::BuiltIn(set) => set.describe().cuda,
         _ => true,
-    };
+    });
     let is_met = match hook.need() {
         None => true,
         Some(Need::Nccl) => args.transport != TransportChoice::Host && has_gpu_kernels,

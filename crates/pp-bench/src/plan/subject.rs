@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
-use pp_command::{KernelChoice, TransportChoice, backend};
+use pp_command::{KernelChoice, KernelChoices, TransportChoice, backend};
 use pp_contract::FaultKind;
 use pp_contract::pipeline::MAX_STAGES;
 use pp_job::Error;
@@ -272,15 +272,33 @@ fn stages_of(
     kernels: &str,
     describe: impl Fn(&Path) -> Result<Description, Error>,
 ) -> Result<Vec<StageInfo>, Error> {
-    let Ok(choice) = kernels.parse();
-    backend::find_plugin(&choice)?;
-    let about = match choice {
-        // All that are built in have the same stages.
-        KernelChoice::Auto => KernelSet::for_host().describe().clone(),
-        KernelChoice::BuiltIn(set) => set.describe().clone(),
-        KernelChoice::File(path) => describe(&path)?,
+    let choices: KernelChoices = kernels
+        .parse()
+        .map_err(|what| Error::Usage(format!("--kernels {kernels}: {what}")))?;
+    let stages_of = |choice: &KernelChoice| {
+        backend::find_plugin(choice)?;
+        let about = match choice {
+            // All that are built in have the same stages.
+            KernelChoice::Auto => KernelSet::for_host().describe().clone(),
+            KernelChoice::BuiltIn(set) => set.describe().clone(),
+            KernelChoice::File(path) => describe(path)?,
+        };
+        Ok::<_, Error>(about.stages)
     };
-    Ok(about.stages)
+    let others = choices.iter().next().map(stages_of).transpose()?;
+    let mut stages = others.unwrap_or_default();
+    for name in choices.names() {
+        let given = stages_of(choices.of(name))?;
+        let given = given.into_iter().find(|stage| stage.name == name);
+        let place = stages.iter_mut().find(|stage| stage.name == name);
+        let (Some(place), Some(given)) = (place, given) else {
+            return Err(Error::Usage(format!(
+                "--kernels {kernels}: there is no stage {name}; a list changes the kernels of encode, phase_b or decode"
+            )));
+        };
+        *place = given;
+    }
+    Ok(stages)
 }
 
 /// The video that is measured with.

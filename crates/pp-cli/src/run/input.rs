@@ -55,10 +55,7 @@ pub(super) fn check_files(
     if config.is_supervised() {
         return Ok(());
     }
-    let plugin = match &args.kernels {
-        KernelChoice::File(path) => Some(&**path),
-        _ => None,
-    };
+    let plugins = args.kernels.iter().filter_map(KernelChoice::file);
     let secret = env.get("PP_JOB_SECRET_FILE").map(PathBuf::from);
     // Of a launcher's ranks each has the files of its own stages.
     let is_here = |rank| config.rank().is_none_or(|own| own == rank);
@@ -69,11 +66,11 @@ pub(super) fn check_files(
     if has_source {
         check_twice(args, pipeline)?;
     }
-    let sources = [
+    let mut sources = vec![
         ("--input", Some(&*args.input)),
-        ("--kernels", plugin),
         ("PP_JOB_SECRET_FILE", secret.as_deref()),
     ];
+    sources.extend(plugins.map(|path| ("--kernels", Some(path))));
     let results = [
         ("--output", args.output.as_deref()),
         ("--report", args.report.as_deref()),

@@ -20,6 +20,7 @@ mod slots;
 mod source;
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
 use std::rc::Rc;
 
@@ -30,7 +31,7 @@ use pp_contract::{Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest}
 use pp_job::internal::{check_world, say, say_aside, signal_name};
 use pp_job::output::Shown;
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, RANK_0, ThisRank};
-use pp_kernels::{ChunkShape, Description, KernelSet, SessionConfig, StageKind};
+use pp_kernels::{ChunkShape, Description, KernelSet, SessionConfig};
 use pp_runtime::drift::{Digester as _, Log, Verifier, Verify};
 use pp_runtime::stage::StageResult;
 use pp_transport::bell::Bell;
@@ -87,7 +88,6 @@ pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
 /// # Errors
 /// What is wrong with the command line or the environment, and the remedy.
 pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
-    backend::check(&args.kernels, args.transport, &args.devices)?;
     check_plugin_args(&args.plugin_args)?;
     let started = pp_job::internal::world(env.lookup());
     let world = started.as_ref().ok().copied().flatten();
@@ -96,11 +96,10 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
         is_free && matches!(started, Ok(None)) && is_on_the_only_gpu(args, env)?;
     let otherwise = if is_on_the_only_gpu { 1 } else { 2 };
     let pipeline = placement::pipeline(args, world.unwrap_or(otherwise))?;
-    match &args.kernels {
-        // All that are built in have the same stages.
-        KernelChoice::Auto => check_stages(args, &pipeline, KernelSet::for_host().describe())?,
-        KernelChoice::BuiltIn(set) => check_stages(args, &pipeline, set.describe())?,
-        KernelChoice::File(_) => {}
+    backend::check(&args.kernels, args.transport, &args.devices, &pipeline)?;
+    let has_plugin = args.kernels.iter().any(|choice| choice.file().is_some());
+    if !has_plugin {
+        check_stages(args, &pipeline, &described(args, &pipeline, env)?)?;
     }
     if let Some(started) = world {
         let instead = match args.pipeline {
@@ -119,11 +118,8 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     };
     input::check_files(args, env, &config, &pipeline)?;
     // A rank of a launcher tells the other ranks, whose machines may have the file.
-    if config.launch.is_none() {
-        backend::find_plugin(&args.kernels)?;
-        if let KernelChoice::File(path) = &args.kernels {
-            check_stages(args, &pipeline, &plugin::describe(path, env)?)?;
-        }
+    if config.launch.is_none() && has_plugin {
+        check_stages(args, &pipeline, &described(args, &pipeline, env)?)?;
     }
     let depth = args.depth.unwrap_or(pipeline.default_depth());
     Ok(Checked {
@@ -140,16 +136,42 @@ fn is_on_the_only_gpu(args: &RunArgs, env: &Env) -> Result<bool, Error> {
     if args.transport != TransportChoice::Auto || args.restarts > 0 {
         return Ok(false);
     }
-    let has_gpu_form = match &args.kernels {
-        KernelChoice::Auto => true,
-        KernelChoice::BuiltIn(set) => set.describe().cuda,
-        KernelChoice::File(path) => {
-            backend::find_plugin(&args.kernels)?;
-            plugin::describe(path, env)?.cuda
+    for choice in args.kernels.iter() {
+        let is_for_gpus = match choice {
+            KernelChoice::Auto => true,
+            _ => describe(choice, env)?.cuda,
+        };
+        if !is_for_gpus {
+            return Ok(false);
         }
-    };
-    let are_built_in = !matches!(args.kernels, KernelChoice::File(_));
-    Ok(has_gpu_form && backend::is_the_only_gpu_usable(are_built_in))
+    }
+    let are_built_in = args.kernels.iter().any(|choice| choice.file().is_none());
+    Ok(backend::is_the_only_gpu_usable(are_built_in))
+}
+
+/// Describes kernels; a plugin is loaded in a process of its own.
+fn describe(choice: &KernelChoice, env: &Env) -> Result<Description, Error> {
+    backend::find_plugin(choice)?;
+    match choice {
+        // All that are built in have the same stages.
+        KernelChoice::Auto => Ok(KernelSet::for_host().describe().clone()),
+        KernelChoice::BuiltIn(set) => Ok(set.describe().clone()),
+        KernelChoice::File(path) => plugin::describe(path, env),
+    }
+}
+
+/// Describes the kernels of each stage.
+fn described(args: &RunArgs, pipeline: &Pipeline, env: &Env) -> Result<Vec<Description>, Error> {
+    let mut all: Vec<(&str, Description)> = Vec::new();
+    for stage in pipeline.stages() {
+        let same = all.iter().find(|(name, _)| *name == &*stage.name);
+        let about = match same {
+            Some((_, about)) => about.clone(),
+            None => describe(args.kernels.of(&stage.name), env)?,
+        };
+        all.push((&stage.name, about));
+    }
+    Ok(all.into_iter().map(|(_, about)| about).collect())
 }
 
 /// How often a chunk goes through a ring that is walked once for each step. The most steps are fewer than 16 bits hold.
@@ -157,7 +179,7 @@ fn steps(args: &RunArgs) -> u16 {
     args.denoise_steps as u16
 }
 
-fn check_stages(args: &RunArgs, pipeline: &Pipeline, kernels: &Description) -> Result<(), Error> {
+fn check_stages(args: &RunArgs, pipeline: &Pipeline, kernels: &[Description]) -> Result<(), Error> {
     placement::check(pipeline, kernels, (steps(args), args.pipeline.is_some()))
 }
 
@@ -177,7 +199,8 @@ pub struct VideoJob<'a> {
     args: &'a RunArgs,
     pipeline: &'a Pipeline,
     depth: u32,
-    kernels: KernelSet,
+    /// Of each stage.
+    kernels: Vec<KernelSet>,
     /// What was found and chosen, where that was left to us.
     choice: Option<String>,
     payloads: RefCell<slots::Payloads>,
@@ -198,22 +221,23 @@ impl<'a> VideoJob<'a> {
     ) -> Result<(Self, Backend), Error> {
         let pipeline = &checked.pipeline;
         let choice = backend::choose(&args.kernels, args.transport, rank, env);
+        let has_plugin = args.kernels.iter().any(|choice| choice.file().is_some());
         let choice = choice.and_then(|choice| {
-            let checked = check_stages(args, pipeline, choice.kernels.describe());
-            match (checked, &args.kernels) {
+            let about = choice.kernels.iter().map(|set| set.describe().clone());
+            let checked = check_stages(args, pipeline, &about.collect::<Vec<_>>());
+            match checked {
                 // Under a launcher this is known only once the plugin is loaded. A fault is printed once, not by each rank.
-                (Err(Error::Usage(what)), KernelChoice::File(_)) => {
+                Err(Error::Usage(what)) if has_plugin => {
                     Err(Fault::new(FaultKind::Plugin, rank.rank(), "load kernels", what).into())
                 }
-                (checked, _) => checked.map(|()| choice),
+                checked => checked.map(|()| choice),
             }
         });
         let mut choice = choice?;
         let is_on_gpu = matches!(choice.backend, Backend::Gpu(_));
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let faster = placement::faster(args, pipeline.world_size().get(), is_on_gpu, cores);
-        let is_plugin = matches!(args.kernels, KernelChoice::File(_));
-        if let Some(faster) = faster.filter(|_| rank.rank() == RANK_0 && !is_plugin) {
+        if let Some(faster) = faster.filter(|_| rank.rank() == RANK_0 && !has_plugin) {
             say_aside(format!(
                 "pp: note: rank 0 is mostly idle in {pipeline}; faster, with the same output: --pipeline \"{faster}\""
             ));
@@ -243,7 +267,7 @@ impl<'a> VideoJob<'a> {
     /// # Errors
     /// The file of a plugin cannot be read.
     pub fn profile(&self) -> Result<Profile, Error> {
-        let (args, about) = (self.args, self.kernels.describe());
+        let args = self.args;
         let mut profile = Profile::new()
             .set("frames_per_chunk", args.frames_per_chunk)
             .set("denoise_steps", args.denoise_steps)
@@ -260,10 +284,14 @@ impl<'a> VideoJob<'a> {
         for (key, value) in &args.plugin_args {
             profile = profile.set(&format!("plugin_arg {key}"), value);
         }
-        let name = format!("{} {}", about.name, about.version);
-        let digest = digest_of_kernels(&args.kernels, about)?;
-        for stage in &about.stages {
-            profile = profile.kernels(&stage.name, &name, digest);
+        let mut named = BTreeSet::new();
+        for (stage, set) in self.pipeline.stages().iter().zip(&self.kernels) {
+            if named.insert(&stage.name) {
+                let about = set.describe();
+                let digest = digest_of_kernels(args.kernels.of(&stage.name), about)?;
+                let name = format!("{} {}", about.name, about.version);
+                profile = profile.kernels(&stage.name, &name, digest);
+            }
         }
         profile.chunks = args.chunks;
         profile.choice.clone_from(&self.choice);
@@ -299,15 +327,15 @@ impl<'a> VideoJob<'a> {
     /// The names of source and sink.
     #[must_use]
     pub fn ends(&self) -> [&str; 2] {
-        let stages = self.kernels.stages();
+        let stages = self.pipeline.stages();
         [&stages[0].name, &stages[stages.len() - 1].name]
     }
 
-    /// The names of the stages between source and sink.
+    /// The names of the stages between source and sink, each once.
     pub fn between(&self) -> impl Iterator<Item = &str> {
-        let stages = self.kernels.stages().iter();
-        let stages = stages.filter(|info| info.kind == StageKind::Middle);
-        stages.map(|info| &*info.name)
+        let stages = self.pipeline.stages();
+        let names = stages[1..stages.len() - 1].iter().map(|stage| &*stage.name);
+        names.collect::<BTreeSet<&str>>().into_iter()
     }
 
     /// The bytes of a slot for what the first of two stages makes for the second one, on a rank with either of them: what
@@ -438,13 +466,13 @@ impl<'a> VideoJob<'a> {
             ..SessionConfig::host(width, height, header.chroma(), args.frames_per_chunk)
         };
         let mut kernels = memory.open(&Opening {
-            kernels: &self.kernels,
+            kernels: &self.kernels[at],
             // A fault names it, so it lives as long as the process.
             stage: String::leak(spec.name.to_string()),
             config,
             args: &args.plugin_args,
             depth: self.depth,
-            blame: match args.kernels {
+            blame: match args.kernels.of(&spec.name) {
                 KernelChoice::File(_) => FaultKind::Plugin,
                 _ => FaultKind::Device,
             },
@@ -475,7 +503,11 @@ impl<'a> VideoJob<'a> {
     /// Most frames of context that a payload carries.
     fn context_frames(&self) -> u32 {
         match self.args.recompute || self.args.restarts > 0 {
-            true => self.kernels.describe().context_frames,
+            true => {
+                let sets = self.kernels.iter();
+                let frames = sets.map(|set| set.describe().context_frames);
+                frames.max().unwrap_or(0)
+            }
             false => 0,
         }
     }
@@ -512,9 +544,24 @@ impl<'a> VideoJob<'a> {
 
     /// What the report calls the parts.
     fn labels(&self, finished: &Finished) -> Labels<'_> {
-        let kernels = match &self.args.kernels {
-            KernelChoice::File(path) => path.display().to_string(),
-            _ => self.kernels.describe().name.clone(),
+        let stages = self.pipeline.stages().iter().zip(&self.kernels);
+        let mut kernels: Vec<(&str, String)> = stages
+            .map(|(stage, set)| {
+                let file = self.args.kernels.of(&stage.name).file();
+                let name = || set.describe().name.clone();
+                let label = file.map_or_else(name, |path| path.display().to_string());
+                (&*stage.name, label)
+            })
+            .collect();
+        kernels.dedup();
+        let kernels = match kernels.iter().all(|(_, label)| *label == kernels[0].1) {
+            true => kernels.swap_remove(0).1,
+            false => {
+                let each = kernels
+                    .iter()
+                    .map(|(stage, label)| format!("{stage}={label}"));
+                each.collect::<Vec<_>>().join(",")
+            }
         };
         Labels {
             args: self.args,

@@ -57,7 +57,7 @@ pub(super) fn faster(args: &RunArgs, ranks: u32, is_on_gpu: bool, cores: u32) ->
     let steps = args.denoise_steps;
     let is_alone = |device: &DeviceName| {
         let same = args.devices.iter().filter(|other| *other == device);
-        *device == DeviceName::NextCuda || same.count() == 1
+        *device == DeviceName::NextCuda || device.is_gpu() && same.count() == 1
     };
     let has_own = is_on_gpu && args.devices.iter().all(is_alone)
         || (1..=cores / ranks).contains(&args.threads);
@@ -66,13 +66,13 @@ pub(super) fn faster(args: &RunArgs, ranks: u32, is_on_gpu: bool, cores: u32) ->
     (args.pipeline.is_none() && has_own && gets_shorter).then(|| with_parts(0..ranks))
 }
 
-/// Refuses a pipeline that these kernels cannot run.
+/// Refuses a pipeline that these kernels, of each stage, cannot run.
 ///
 /// # Errors
 /// The stage, and the remedy.
 pub(super) fn check(
     pipeline: &Pipeline,
-    kernels: &Description,
+    kernels: &[Description],
     (steps, is_given): (u16, bool),
 ) -> Result<(), Error> {
     let refuse = |what: String| {
@@ -84,7 +84,7 @@ pub(super) fn check(
         Err(Error::Usage(format!("{given} {pipeline}: {what}")))
     };
     let stages = pipeline.stages();
-    for (at, stage) in stages.iter().enumerate() {
+    for (at, (stage, kernels)) in stages.iter().zip(kernels).enumerate() {
         let name = &*stage.name;
         let Some(info) = kernels.stages.iter().find(|info| info.name == name) else {
             return refuse(format!(
@@ -101,16 +101,43 @@ pub(super) fn check(
         }
         check_share(pipeline, at, (&kernels.name, info), steps).or_else(refuse)?;
     }
+    let one = &kernels[0];
+    if kernels.iter().any(|other| other.stages != one.stages) {
+        return check_kinds(pipeline, kernels).or_else(refuse);
+    }
     // Parts of a stage count once.
     let mut names: Vec<&str> = stages.iter().map(|stage| &*stage.name).collect();
     names.dedup();
-    let wanted: Vec<&str> = kernels.stages.iter().map(|info| &*info.name).collect();
+    let wanted: Vec<&str> = one.stages.iter().map(|info| &*info.name).collect();
     if names != wanted {
         return refuse(format!(
             "the stages of the kernels {} are others or in another order; write --pipeline \"{}\", on ranks of your choice",
-            kernels.name,
-            all(kernels)
+            one.name,
+            all(one)
         ));
+    }
+    Ok(())
+}
+
+/// Refuses a stage of some of the kernels where only one of another kind can stand.
+fn check_kinds(pipeline: &Pipeline, kernels: &[Description]) -> Result<(), String> {
+    let last = kernels.len() - 1;
+    for (at, (stage, kernels)) in pipeline.stages().iter().zip(kernels).enumerate() {
+        let mut infos = kernels.stages.iter();
+        let kind = infos
+            .find(|info| info.name == *stage.name)
+            .map(|info| info.kind);
+        let (is_there, place) = match kind {
+            Some(StageKind::Source) => (at == 0, "is a source and stands first"),
+            Some(StageKind::Sink) => (at == last, "is a sink and stands last"),
+            _ => (0 < at && at < last, "stands between a source and a sink"),
+        };
+        if !is_there {
+            let (name, kernels) = (&stage.name, &kernels.name);
+            return Err(format!(
+                "{name} of the kernels {kernels} {place}; change the order"
+            ));
+        }
     }
     Ok(())
 }
@@ -245,8 +272,9 @@ mod tests {
     fn what_the_kernels_cannot_do_is_named_with_the_remedy() {
         let mut kernels = KernelSet::for_host().describe().clone();
         let judge = |kernels: &Description, text: &str| {
-            let pipeline = text.parse().unwrap();
-            check(&pipeline, kernels, (4, true)).map_err(|error| error.to_string())
+            let pipeline: Pipeline = text.parse().unwrap();
+            let each = vec![kernels.clone(); pipeline.stages().len()];
+            check(&pipeline, &each, (4, true)).map_err(|error| error.to_string())
         };
         for good in [
             "encode@0,phase_b@1,decode@2",
@@ -289,6 +317,23 @@ mod tests {
             let error = judge(&kernels, text).unwrap_err();
             assert!(error.contains(words), "{error}");
         }
+        // A set of its own for phase_b.
+        let mut other = kernels.clone();
+        other.stages.remove(0);
+        let judge_mixed = |text: &str| {
+            let pipeline: Pipeline = text.parse().unwrap();
+            let of = |name: &str| if name == "phase_b" { &other } else { &kernels };
+            let each = pipeline
+                .stages()
+                .iter()
+                .map(|stage| of(&stage.name).clone());
+            let checked = check(&pipeline, &each.collect::<Vec<_>>(), (4, true));
+            checked.map_err(|error| error.to_string())
+        };
+        assert_eq!(judge_mixed("encode@0,phase_b@1,decode@0"), Ok(()));
+        let error = judge_mixed("phase_b@0,encode@0,decode@0").unwrap_err();
+        let words = "phase_b of the kernels cpu stands between a source and a sink";
+        assert!(error.contains(words), "{error}");
         kernels.stages[1].in_ring = false;
         let error = judge(&kernels, "encode@0,(phase_b@1)*2,decode@0").unwrap_err();
         assert!(error.contains("cpu cannot walk phase_b in laps"), "{error}");

@@ -247,7 +247,13 @@ fn kernels_transports_and_devices_that_do_not_go_together() {
         --kernels cpu --devices cuda:0,cuda | works in host memory; gives rank 0 cuda:0
         --transport host --devices cuda,cuda | --devices names a GPU; use --transport auto or p2p
         --transport p2p --devices cpu,cpu | --devices names no GPU; use --transport host
-        --devices cuda,cpu | gives rank 1 a CPU and rank 0 a GPU; give all ranks GPUs
+        --devices cuda,cpu --pipeline encode@0,phase_b@0,phase_b@1,decode@0 | phase_b@0 cuda and phase_b@1 cpu; give all ranks of phase_b GPUs
+        --devices cuda:0,cpu --kernels encode=cpu | works in host memory; gives rank 0 cuda:0
+        --kernels encode=cpu,phase_b=ptx | cpu, which work in host memory, and ptx; say with --devices
+        --kernels encode=cpu,encode=ptx | names encode twice
+        --kernels encode=cpu,ptx | is not STAGE=KERNELS
+        --kernels blur=cpu | names the stage blur; name one of its stages
+        --kernels phase_b=./none.so | there is no such file
         --devices cpu --ranks 2 | names 1 device; has 2 ranks
         --devices cuda:x,cpu | --devices cuda:x; where N is the number of a visible GPU
     ",

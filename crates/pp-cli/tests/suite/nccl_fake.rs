@@ -367,6 +367,47 @@ fn benchmarks_run_between_host_memory_and_a_gpu() {
     on_fakes("bench link --transport auto --devices cpu,cuda:0 --max-bytes 64");
 }
 
+/// Source and sink on a CPU, all passes on a GPU.
+#[test]
+fn a_film_through_a_cpu_and_a_gpu_has_the_bytes_of_the_gpu() {
+    let folder = folder("film_mixed");
+    let film = |sampling, (width, height), more: &str| {
+        let input = folder.write("in.y4m", &video(width, height, sampling, 11));
+        let output = folder.file("out.y4m");
+        let more = format!("--frames-per-chunk 2 {more}");
+        let mut command = pp(&run_args(&input, &output, &words(&more)));
+        command.env("PP_FAKE_DEVICES", "1");
+        let mut command = on_fakes(command, &Fakes::newest(), &folder);
+        command.env_remove("PP_FAKE_WATCH");
+        run(&mut command, None).succeeded();
+        std::fs::read(&output).unwrap()
+    };
+    for (sampling, size) in [
+        ("mono", (16, 16)),
+        ("420jpeg", (33, 19)),
+        ("422", (33, 18)),
+        ("444", (17, 19)),
+    ] {
+        let wanted = film(sampling, size, "--devices cuda:0,cuda:0 --transport p2p");
+        std::fs::remove_dir_all(folder.file("rec")).unwrap();
+        for kernels in ["auto", "encode=cpu,phase_b=ptx"] {
+            let mixed = film(
+                sampling,
+                size,
+                &format!("--devices cpu,cuda:0 --kernels {kernels}"),
+            );
+            assert!(mixed == wanted, "{sampling} {size:?} {kernels}");
+            let recorded = Recording::read_all(&folder.file("rec"));
+            assert_eq!(recorded.len(), 1, "the rank on the CPU called the driver");
+            let report = check(&recorded, EXPECT);
+            // What the rank in host memory writes is in no recording.
+            let others = [Rule::Fault, Rule::Race, Rule::Lifetime, Rule::Steady];
+            assert!(!others.iter().any(|rule| report.broke(*rule)), "{report:?}");
+            std::fs::remove_dir_all(folder.file("rec")).unwrap();
+        }
+    }
+}
+
 #[test]
 fn ranks_share_a_gpu_that_is_named_for_each_of_them() {
     let (folder, input, output) = files("nccl_shared", &video(33, 19, "420jpeg", 11));

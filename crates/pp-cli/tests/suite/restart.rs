@@ -248,12 +248,16 @@ fn a_launcher_that_starts_nobody_is_not_waited_for_for_ever() {
     );
 }
 
-/// Between two GPUs.
-const TRANSPORTS: [&str; 2] = ["p2p", "nccl"];
+const BETWEEN_GPUS: [&str; 2] = [
+    "--transport p2p --kernels ptx",
+    "--transport nccl --kernels ptx",
+];
+/// Rank 1, or rank 0, on the GPU.
+const BESIDE_A_CPU: [&str; 2] = ["--devices cpu,cuda:0", "--devices cuda:0,cpu"];
 
 /// On the fakes of two GPUs.
-fn on_gpus(fakes: &Fakes, folder: &Folder, transport: &str, args: &[&str]) -> Command {
-    let mut command = through(&[&["--transport", transport, "--kernels", "ptx"], args].concat());
+fn on_gpus(fakes: &Fakes, folder: &Folder, way: &str, args: &[&str]) -> Command {
+    let mut command = through(&[words(way).as_slice(), args].concat());
     fakes.give_to(&mut command);
     command.env("PP_FAKE_NCCL_DIR", folder.file("meet"));
     std::fs::create_dir_all(folder.file("meet")).unwrap();
@@ -267,11 +271,12 @@ fn a_gpu_job_restarted_after_kills_writes_the_same_video() {
     let folder = folder("restart_nccl");
     let input = video(64, 48, "mono", 120);
     let mut random = Random::new(11);
-    for (transport, steps, count) in TRANSPORTS
+    for (way, steps, count) in [BETWEEN_GPUS, BESIDE_A_CPU]
+        .concat()
         .into_iter()
-        .flat_map(|transport| [(transport, "0", 5), (transport, "1", 3)])
+        .flat_map(|way| [(way, "0", 5), (way, "1", 3)])
     {
-        let command = || on_gpus(&fakes, &folder, transport, &["--denoise-steps", steps]);
+        let command = || on_gpus(&fakes, &folder, way, &["--denoise-steps", steps]);
         let wanted = match steps {
             "0" => input.clone(),
             _ => calm(command(), &input),
@@ -291,8 +296,8 @@ fn on_gpus_a_rank_that_is_stopped_is_replaced() {
         signal: Signal::STOP,
         ..Strike::kill(input.len() as u64 / 3)
     };
-    for transport in TRANSPORTS {
-        let mut command = on_gpus(&fakes, &folder, transport, &["--denoise-steps", "0"]);
+    for way in [BETWEEN_GPUS, BESIDE_A_CPU].concat() {
+        let mut command = on_gpus(&fakes, &folder, way, &["--denoise-steps", "0"]);
         command.env("PP_HEARTBEAT_MS", "1000");
         assert_unmoved(command, &input, &input, &[strike]);
     }
@@ -304,10 +309,10 @@ fn on_gpus_what_is_sent_again_is_in_order() {
     let fakes = Fakes::newest();
     let folder = folder("restart_nccl_order");
     let input = video(64, 48, "mono", 60);
-    for transport in TRANSPORTS {
-        let records = folder.file(transport);
+    for way in BETWEEN_GPUS {
+        let records = folder.file(way);
         std::fs::create_dir_all(&records).unwrap();
-        let mut command = on_gpus(&fakes, &folder, transport, &["--denoise-steps", "0"]);
+        let mut command = on_gpus(&fakes, &folder, way, &["--denoise-steps", "0"]);
         command.env("PP_FAKE_RECORD", &records);
         command.env("PP_FAKE_WATCH", "1");
         let strikes = kills(&mut Random::new(5), 2, input.len() as u64 * 2 / 3);
@@ -338,7 +343,11 @@ fn on_gpus_a_rank_whose_device_fails_is_replaced() {
     let port = free_port();
     let start = |number| {
         let args = ["--denoise-steps", "0", "--restarts", "2"];
-        as_rank(on_gpus(&fakes, &folder, "p2p", &args), number, port)
+        as_rank(
+            on_gpus(&fakes, &folder, BETWEEN_GPUS[0], &args),
+            number,
+            port,
+        )
     };
     let held = Held::start(&mut start(0), input.clone());
     let mut bad = start(1);
