@@ -98,17 +98,6 @@ pub fn check(
     let device_of = |rank: Rank| devices.get(rank.get() as usize);
     for stage in stages {
         let (name, rank) = (&*stage.name, stage.leader());
-        let memory = |rank| device_of(rank).map(|device| device.is_gpu());
-        let parts = stages.iter().filter(|part| part.name == stage.name);
-        let mut ranks = parts.flat_map(|part| part.ranks.iter().copied());
-        if let Some(other) = ranks.find(|other| memory(*other) != memory(rank)) {
-            let (one, two) = (device_of(rank), device_of(other));
-            let [one, two] = [one, two].map(|device| device.copied().unwrap_or(DeviceName::Cpu));
-            return Err(Error::Usage(format!(
-                "--devices gives {name}@{rank} {one} and {name}@{other} {two}, and its parts may give other bytes on a CPU than \
-                 on a GPU; give all ranks of {name} GPUs, or all CPUs"
-            )));
-        }
         let KernelChoice::BuiltIn(set) = kernels.of(name) else {
             continue;
         };

@@ -28,7 +28,7 @@ extern "C" {
 
 #define PP_KERNELS_MAGIC 0x32534C4E524B5050ull /* the bytes "PPKRNLS2" */
 #define PP_KERNELS_MAJOR 2u /* another major version is refused */
-#define PP_KERNELS_MINOR 1u /* raised when an entry or a field is appended, or what was open is settled */
+#define PP_KERNELS_MINOR 2u /* raised when an entry or a field is appended, or what was open is settled */
 
 #define PP_MAX_STAGES 16u
 #define PP_MAX_TENSORS 16u
@@ -92,11 +92,12 @@ typedef struct pp_error {
 #define PP_STAGE_MIDDLE 1u /* tensors in, tensors out */
 #define PP_STAGE_SINK 2u   /* tensors in, frames out */
 
-/* pp_stage.flags, of middle stages only; a host refuses a flag that it does not know */
+/* pp_stage.flags, of middle stages only but for the last one; a host refuses a flag that it does not know */
 #define PP_STAGE_PARTS 1u /* its passes can be cut into parts: part i of n runs as a stage of its own */
 #define PP_STAGE_GROUP 2u /* several members can run it together, with the collectives of pp_group */
 #define PP_STAGE_RING 4u  /* a chunk can come by several times; each lap runs its share of the passes */
 #define PP_STAGE_NO_MEMORY 8u /* 2.1: a chunk's result depends on that chunk alone, so the stage needs no context_frames */
+#define PP_STAGE_SAME_BYTES 16u /* 2.2: it gives the same bytes in host memory and in GPU memory; of any stage */
 
 typedef struct pp_stage {
   uint8_t name[48]; /* a to z, 0 to 9, _ and -; ends with a NUL; no two stages have the same */

@@ -18,7 +18,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"PPKRNLS2");
 /// A table of another major version is refused.
 pub const MAJOR: u16 = 2;
 /// Raised when an entry or a field is appended, or what was open is settled.
-pub const MINOR: u16 = 1;
+pub const MINOR: u16 = 2;
 /// Most stages of a plugin.
 pub const MAX_STAGES: usize = 16;
 /// Most tensors in one payload.
@@ -48,6 +48,7 @@ pub const STAGE_PARTS: u32 = 1;
 pub const STAGE_GROUP: u32 = 2;
 pub const STAGE_RING: u32 = 4;
 pub const STAGE_NO_MEMORY: u32 = 8;
+pub const STAGE_SAME_BYTES: u32 = 16;
 
 pub const CHROMA_MONO: u32 = 0;
 pub const CHROMA_420: u32 = 1;

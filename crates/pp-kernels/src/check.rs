@@ -75,6 +75,7 @@ pub static CHECKS: &[Check] = checks! {
     "a middle stage that is started anew goes on as the old one" => begins_anywhere,
     "a stream goes on after a hard cut as a new one" => obeys_cuts,
     "bad arguments give an error and leave the session usable" => refuses_bad_arguments,
+    "stages that say so give the same bytes in both memories" => is_alike_in_both,
     "destroyed sessions leave no memory behind" => frees_memory,
 };
 
@@ -166,6 +167,40 @@ fn is_deterministic(subject: &Subject<'_>) -> Outcome {
         setup.config.threads = threads;
         let what = format!("a second run, with {threads} threads,");
         must_equal(&play(subject, &setup, &script)?, &expected, &what)?;
+    }
+    Ok(())
+}
+
+/// Compares a film through host memory with one whose stages are in GPU memory as far as they have the flag: those get the
+/// same bytes in both, and the others make them.
+fn is_alike_in_both(subject: &Subject<'_>) -> Outcome {
+    let about = subject.set.describe();
+    if !about.stages.iter().any(|stage| stage.same_bytes) {
+        return skip("no stage has the flag PP_STAGE_SAME_BYTES");
+    }
+    if !about.host || !about.cuda {
+        return skip("the kernels work in one kind of memory");
+    }
+    if subject.stream.is_none() {
+        return skip("this is compared where GPU memory is checked");
+    }
+    let main = subject.setup()?.config;
+    for chroma in &about.chroma {
+        for (width, height) in [(main.width, main.height), (37, 23)] {
+            let setup = subject.setup_of(width, height, *chroma);
+            if !subject.takes(&setup)? {
+                continue;
+            }
+            let on_host = |on_host| Setup { on_host, ..setup };
+            let script = script(4, 2);
+            let expected = play(subject, &on_host(|_| true), &script)?;
+            let found = play(subject, &on_host(|stage| !stage.same_bytes), &script)?;
+            must_equal(
+                &found,
+                &expected,
+                &format!("GPU memory, at {width}x{height} {chroma:?},"),
+            )?;
+        }
     }
     Ok(())
 }

@@ -32,6 +32,8 @@ pub struct StageInfo {
     pub in_ring: bool,
     /// Whether the result of a chunk depends on that chunk alone.
     pub no_memory: bool,
+    /// Whether it gives the same bytes in host memory and in CUDA device memory.
+    pub same_bytes: bool,
 }
 
 impl StageInfo {
@@ -45,6 +47,7 @@ impl StageInfo {
             in_group: false,
             in_ring: false,
             no_memory: false,
+            same_bytes: false,
         }
     }
 
@@ -60,6 +63,7 @@ impl StageInfo {
             (self.in_group, abi::STAGE_GROUP),
             (self.in_ring, abi::STAGE_RING),
             (self.no_memory, abi::STAGE_NO_MEMORY),
+            (self.same_bytes, abi::STAGE_SAME_BYTES),
         ];
         let mut raw = Self::EMPTY;
         write_text(&mut raw.name, &self.name);
@@ -80,10 +84,11 @@ impl StageInfo {
         let kinds = [StageKind::Source, StageKind::Middle, StageKind::Sink];
         let kind = (kinds.into_iter().find(|kind| *kind as u32 == raw.kind))
             .ok_or_else(|| format!("the stage {name} is of the unknown kind {}", raw.kind))?;
-        let known = abi::STAGE_PARTS | abi::STAGE_GROUP | abi::STAGE_RING | abi::STAGE_NO_MEMORY;
+        let of_middle =
+            abi::STAGE_PARTS | abi::STAGE_GROUP | abi::STAGE_RING | abi::STAGE_NO_MEMORY;
         let allowed = match kind {
-            StageKind::Middle => known,
-            _ => 0,
+            StageKind::Middle => of_middle | abi::STAGE_SAME_BYTES,
+            _ => abi::STAGE_SAME_BYTES,
         };
         if raw.flags & !allowed != 0 {
             return Err(format!(
@@ -98,6 +103,7 @@ impl StageInfo {
             in_group: raw.flags & abi::STAGE_GROUP != 0,
             in_ring: raw.flags & abi::STAGE_RING != 0,
             no_memory: raw.flags & abi::STAGE_NO_MEMORY != 0,
+            same_bytes: raw.flags & abi::STAGE_SAME_BYTES != 0,
         })
     }
 
@@ -278,13 +284,18 @@ mod tests {
     fn stages_that_make_no_pipeline_are_refused_with_the_reason() {
         let stage = |name: &str, kind| StageInfo::new(name, kind).to_abi();
         let (source, sink) = (stage("a", StageKind::Source), stage("b", StageKind::Sink));
+        let alike = StageInfo {
+            same_bytes: true,
+            ..StageInfo::new("a", StageKind::Source)
+        };
         let middle = StageInfo {
             in_group: true,
             no_memory: true,
+            same_bytes: true,
             ..StageInfo::new("m-1", StageKind::Middle)
         };
-        let read = StageInfo::all_from_abi(&[source, middle.to_abi(), sink]).unwrap();
-        assert_eq!(read[1], middle);
+        let read = StageInfo::all_from_abi(&[alike.to_abi(), middle.to_abi(), sink]).unwrap();
+        assert_eq!(read[..2], [alike, middle.clone()]);
         let flagged = |mut stage: abi::PpStage, flags| {
             stage.flags = flags;
             stage
@@ -312,10 +323,10 @@ mod tests {
                 &[stage("", StageKind::Source), sink],
                 "stage name \"\" is not of",
             ),
-            (&[flagged(source, abi::STAGE_PARTS), sink], "allows 0x0"),
+            (&[flagged(source, abi::STAGE_PARTS), sink], "allows 0x10"),
             (
-                &[source, flagged(middle.to_abi(), 16), sink],
-                "has the flags 0x10",
+                &[source, flagged(middle.to_abi(), 32), sink],
+                "has the flags 0x20",
             ),
         ];
         for (stages, words) in cases {

@@ -180,7 +180,8 @@ fn steps(args: &RunArgs) -> u16 {
 }
 
 fn check_stages(args: &RunArgs, pipeline: &Pipeline, kernels: &[Description]) -> Result<(), Error> {
-    placement::check(pipeline, kernels, (steps(args), args.pipeline.is_some()))
+    let is_given = args.pipeline.is_some();
+    placement::check(pipeline, kernels, &args.devices, (steps(args), is_given))
 }
 
 impl Checked {

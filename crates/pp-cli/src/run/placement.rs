@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pp_contract::pipeline::{Laps, MAX_RANKS, Ring};
-use pp_contract::{DeviceName, Pipeline};
+use pp_contract::{DeviceName, Pipeline, StageSpec};
 use pp_job::Error;
 use pp_kernels::{Description, StageInfo, StageKind};
 
@@ -73,6 +73,7 @@ pub(super) fn faster(args: &RunArgs, ranks: u32, is_on_gpu: bool, cores: u32) ->
 pub(super) fn check(
     pipeline: &Pipeline,
     kernels: &[Description],
+    devices: &[DeviceName],
     (steps, is_given): (u16, bool),
 ) -> Result<(), Error> {
     let refuse = |what: String| {
@@ -83,6 +84,7 @@ pub(super) fn check(
         };
         Err(Error::Usage(format!("{given} {pipeline}: {what}")))
     };
+    check_memory(pipeline, kernels, devices)?;
     let stages = pipeline.stages();
     for (at, (stage, kernels)) in stages.iter().zip(kernels).enumerate() {
         let name = &*stage.name;
@@ -115,6 +117,39 @@ pub(super) fn check(
             one.name,
             all(one)
         ));
+    }
+    Ok(())
+}
+
+/// Refuses a stage that stands on CPUs and on GPUs, if that may change its bytes.
+fn check_memory(
+    pipeline: &Pipeline,
+    kernels: &[Description],
+    devices: &[DeviceName],
+) -> Result<(), Error> {
+    let stages = pipeline.stages();
+    let device = |stage: &StageSpec| devices.get(stage.leader().get() as usize);
+    for (stage, kernels) in stages.iter().zip(kernels) {
+        let (name, Some(one)) = (&stage.name, device(stage)) else {
+            continue;
+        };
+        let mut infos = kernels.stages.iter();
+        if infos.any(|info| info.name == **name && info.same_bytes) {
+            continue;
+        }
+        let mut parts = stages.iter().filter(|part| part.name == *name);
+        let other = parts.find_map(|part| {
+            let other = device(part).filter(|other| other.is_gpu() != one.is_gpu())?;
+            Some((part.leader(), other))
+        });
+        if let Some((rank, other)) = other {
+            let first = stage.leader();
+            return Err(Error::Usage(format!(
+                "--devices gives {name}@{first} {one} and {name}@{rank} {other}, and the kernels {} do not say that {name} gives \
+                 the same bytes on a CPU and on a GPU; give all ranks of {name} GPUs, or all CPUs",
+                kernels.name
+            )));
+        }
     }
     Ok(())
 }
@@ -274,7 +309,7 @@ mod tests {
         let judge = |kernels: &Description, text: &str| {
             let pipeline: Pipeline = text.parse().unwrap();
             let each = vec![kernels.clone(); pipeline.stages().len()];
-            check(&pipeline, &each, (4, true)).map_err(|error| error.to_string())
+            check(&pipeline, &each, &[], (4, true)).map_err(|error| error.to_string())
         };
         for good in [
             "encode@0,phase_b@1,decode@2",
@@ -327,12 +362,25 @@ mod tests {
                 .stages()
                 .iter()
                 .map(|stage| of(&stage.name).clone());
-            let checked = check(&pipeline, &each.collect::<Vec<_>>(), (4, true));
+            let checked = check(&pipeline, &each.collect::<Vec<_>>(), &[], (4, true));
             checked.map_err(|error| error.to_string())
         };
         assert_eq!(judge_mixed("encode@0,phase_b@1,decode@0"), Ok(()));
         let error = judge_mixed("phase_b@0,encode@0,decode@0").unwrap_err();
         let words = "phase_b of the kernels cpu stands between a source and a sink";
+        assert!(error.contains(words), "{error}");
+        let parts: Pipeline = "encode@0,phase_b@1,phase_b@2,decode@0".parse().unwrap();
+        let mut each = vec![kernels.clone(); 4];
+        let mut judge_devices = |devices: &[DeviceName], is_alike| {
+            each.iter_mut()
+                .for_each(|of| of.stages[1].same_bytes = is_alike);
+            check(&parts, &each, devices, (4, true)).map_err(|error| error.to_string())
+        };
+        let [cpu, gpu] = [DeviceName::Cpu, DeviceName::Cuda(0)];
+        assert_eq!(judge_devices(&[cpu, gpu, gpu], false), Ok(()));
+        assert_eq!(judge_devices(&[gpu, gpu, cpu], true), Ok(()));
+        let error = judge_devices(&[gpu, gpu, cpu], false).unwrap_err();
+        let words = "phase_b@1 cuda:0 and phase_b@2 cpu, and the kernels cpu do not say that";
         assert!(error.contains(words), "{error}");
         kernels.stages[1].in_ring = false;
         let error = judge(&kernels, "encode@0,(phase_b@1)*2,decode@0").unwrap_err();

@@ -10,6 +10,7 @@ use crate::config::{Chroma, SessionConfig, Space};
 use crate::cuda::borrow;
 use crate::error::Status;
 use crate::plugin::KernelSet;
+use crate::stage::StageInfo;
 
 /// Sizes of frames, of which the checks take the first that the kernels take.
 const SIZES: [(u32, u32); 5] = [(40, 24), (64, 64), (128, 128), (256, 256), (512, 512)];
@@ -26,6 +27,8 @@ pub(super) struct Setup<'a> {
     pub(super) sharing: Option<(&'a str, [u32; 3])>,
     /// Fills memory that nothing has written.
     pub(super) fill: u8,
+    /// Says of a subject on a device which stages are in host memory all the same.
+    pub(super) on_host: fn(&StageInfo) -> bool,
 }
 
 /// Names the kernels to check, and the memory in which their payloads are to lie.
@@ -96,7 +99,10 @@ impl<'a> Subject<'a> {
         setup: &Setup<'_>,
         args: &[(String, String)],
     ) -> Outcome<CheckedSession<'a>> {
+        let mut stages = self.set.stages().iter();
+        let is_on_host = stages.any(|info| info.name == stage && (setup.on_host)(info));
         let stream = match &self.stream {
+            _ if is_on_host => None,
             Some(stream) if setup.config.member > 0 => Some(Stream::new(stream.device())?),
             stream => stream.clone(),
         };
@@ -146,6 +152,7 @@ impl<'a> Subject<'a> {
             config,
             sharing: None,
             fill: FILL,
+            on_host: |_| false,
         }
     }
 

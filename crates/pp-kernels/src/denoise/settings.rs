@@ -61,14 +61,22 @@ pub(crate) fn description(name: &str, on_device: bool, digest: u64) -> Descripti
         context_frames: CONTEXT_FRAMES as u32,
         digest,
         stages: vec![
-            StageInfo::new("encode", StageKind::Source),
+            alike("encode", StageKind::Source),
             StageInfo {
                 in_parts: true,
                 in_group: true,
                 in_ring: true,
                 ..StageInfo::new("phase_b", StageKind::Middle)
             },
-            StageInfo::new("decode", StageKind::Sink),
+            alike("decode", StageKind::Sink),
         ],
+    }
+}
+
+/// A stage that gives the same bytes on CPUs and on CUDA devices.
+fn alike(name: &str, kind: StageKind) -> StageInfo {
+    StageInfo {
+        same_bytes: true,
+        ..StageInfo::new(name, kind)
     }
 }

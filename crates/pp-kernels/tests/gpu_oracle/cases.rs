@@ -114,7 +114,13 @@ fn encode_gives_the_bytes_of_the_cpu(gpu: &Gpu, small: bool) {
             let (mut ours, mut cpu) = (Session::gpu(gpu, config), Session::cpu(config));
             let mut plan = VideoPlanParts::first(width, height, 5);
             // One frame of history, then two, then a recompute from both; then from chunks of several frames.
-            for (start, count, context) in [(0, 1, 0), (1, 1, 1), (2, 1, 2), (3, 3, 2), (6, 2, 2)] {
+            for (start, count, context, pad) in [
+                (0, 1, 0, 0),
+                (1, 1, 1, 1),
+                (2, 1, 2, 3),
+                (3, 3, 2, 64),
+                (6, 2, 2, 5),
+            ] {
                 if start > 0 {
                     plan = plan.following(start, context > 0);
                 }
@@ -123,7 +129,7 @@ fn encode_gives_the_bytes_of_the_cpu(gpu: &Gpu, small: bool) {
                     .collect();
                 let layout = layout_of(&mut ours, frames.len(), &plan, context);
                 let what = format!("{width}x{height} {chroma:?}, frame {start}");
-                let found = ours.encode(&frames, &plan, &layout);
+                let found = ours.encode_from(Pad(pad), &frames, &plan, &layout);
                 let expected = cpu.encode(&frames, &plan, &layout);
                 for (_, tensor) in layout.inputs.iter() {
                     let range = layout.inputs.range(tensor.name()).expect("a tensor");
@@ -143,18 +149,21 @@ fn decode_gives_the_samples_of_the_cpu(gpu: &Gpu, small: bool) {
             let config = gpu.config(width, height, chroma, 3);
             let (mut ours, mut cpu) = (Session::gpu(gpu, config), Session::cpu(config));
             let plan = VideoPlanParts::first(width, height, 1);
-            let layout = layout_of(&mut ours, 3, &plan, 0);
-            let bytes = layout.outputs.payload_bytes() as usize;
-            let output: Vec<u8> = every.iter().copied().cycle().take(bytes).collect();
-            let found = ours.decode(&plan, &layout, &output);
-            let expected = cpu.decode(&plan, &layout, &output);
-            for (frame, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                let at = found.iter().zip(expected).position(|(a, b)| a != b);
-                if let Some(at) = at {
-                    panic!(
-                        "{width}x{height} {chroma:?}, frame {frame}: sample {at} is {}, must be {}",
-                        found[at], expected[at]
-                    );
+            for (count, pad) in [(3, 0), (1, 1), (2, 64)] {
+                let layout = layout_of(&mut ours, count, &plan, 0);
+                let bytes = layout.outputs.payload_bytes() as usize;
+                let output: Vec<u8> = every.iter().copied().cycle().take(bytes).collect();
+                let found = ours.decode_to(Pad(pad), &plan, &layout, &output);
+                let expected = cpu.decode(&plan, &layout, &output);
+                for (frame, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                    let at = found.iter().zip(expected).position(|(a, b)| a != b);
+                    if let Some(at) = at {
+                        panic!(
+                            "{width}x{height} {chroma:?}, {pad} bytes behind each row, frame {frame}: sample {at} is {}, must \
+                             be {}",
+                            found[at], expected[at]
+                        );
+                    }
                 }
             }
         }

@@ -9,21 +9,41 @@ int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream);
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream);
 int cuStreamSynchronize(void *stream);
 
-static int on_device;
+/* The sessions on the device. */
+static pp_session *on_device[64];
 static void *stream;
+
+static int is_on_device(const pp_session *s) {
+  for (int at = 0; at < 64; at++)
+    if (on_device[at] == s) return 1;
+  return 0;
+}
 
 static pp_status says_both(pp_description *out, pp_error *error) {
   pp_status status = describe(out, error);
   out->spaces |= 1u << PP_SPACE_CUDA;
+#if defined(NO_FAULT_ALIKE) || defined(FAULT_OTHER_BYTES)
+  for (uint32_t at = 0; at < out->stage_count; at++) out->stages[at].flags |= PP_STAGE_SAME_BYTES;
+#endif
   return status;
 }
 
 static pp_status takes_both(const pp_session_config *config, pp_geometry *frames, pp_session **out, pp_error *error) {
   pp_session_config host = *config;
   host.space = PP_SPACE_HOST;
-  on_device = config->space == PP_SPACE_CUDA;
+  pp_status status = create(&host, frames, out, error);
+  if (status != PP_OK || config->space != PP_SPACE_CUDA) return status;
   stream = (void *)(uintptr_t)config->stream;
-  return create(&host, frames, out, error);
+  int at = 0;
+  while (on_device[at]) at++;
+  on_device[at] = *out;
+  return status;
+}
+
+static void forgets(pp_session *s) {
+  for (int at = 0; at < 64; at++)
+    if (on_device[at] == s) on_device[at] = NULL;
+  destroy(s);
 }
 
 static void get(void *to, const uint8_t *from, uint64_t bytes) {
@@ -52,7 +72,7 @@ static pp_payload fetched(const pp_payload *payload) {
 }
 
 static pp_status encode_either(pp_session *s, pp_run_args *args, pp_error *error) {
-  if (!on_device) return encode(s, args, error);
+  if (!is_on_device(s)) return encode(s, args, error);
   pp_payload output = fetched(args->output);
   pp_run_args host = *args;
   host.output = &output;
@@ -70,7 +90,7 @@ static pp_status encode_either(pp_session *s, pp_run_args *args, pp_error *error
 }
 
 static pp_status phase_b_either(pp_session *s, pp_run_args *args, pp_error *error) {
-  if (!on_device) return phase_b(s, args, error);
+  if (!is_on_device(s)) return phase_b(s, args, error);
   pp_payload input = fetched(args->input), output = fetched(args->output);
   pp_run_args host = *args;
   host.input = &input, host.output = &output;
@@ -84,12 +104,14 @@ static pp_status phase_b_either(pp_session *s, pp_run_args *args, pp_error *erro
   if (status == PP_OK) poke(args->output->data + args->output->bytes);
 #elif defined(FAULT_WRITES_INPUT)
   if (status == PP_OK) poke(args->input->data);
+#elif defined(FAULT_OTHER_BYTES)
+  if (status == PP_OK) poke(args->output->data);
 #endif
   return status;
 }
 
 static pp_status decode_either(pp_session *s, pp_run_args *args, pp_error *error) {
-  if (!on_device) return decode(s, args, error);
+  if (!is_on_device(s)) return decode(s, args, error);
   pp_payload input = fetched(args->input);
   pp_run_args host = *args;
   host.input = &input;
@@ -110,6 +132,6 @@ static pp_status run_either(pp_session *s, pp_run_args *args, pp_error *error) {
 const pp_kernels_table *pp_kernels_entry_v2(void) {
   static pp_kernels_table table;
   table = *sound_entry();
-  table.describe = says_both, table.create = takes_both, table.run = run_either;
+  table.describe = says_both, table.create = takes_both, table.run = run_either, table.destroy = forgets;
   return &table;
 }

@@ -82,6 +82,7 @@ fn header_and_mirror_have_the_same_layout() {
         ("PP_STAGE_GROUP", abi::STAGE_GROUP.into()),
         ("PP_STAGE_RING", abi::STAGE_RING.into()),
         ("PP_STAGE_NO_MEMORY", abi::STAGE_NO_MEMORY.into()),
+        ("PP_STAGE_SAME_BYTES", abi::STAGE_SAME_BYTES.into()),
         ("PP_TENSOR_ALIGN", abi::TENSOR_ALIGN),
         ("PP_OK", abi::OK.into()),
         ("PP_ERROR", abi::ERROR.into()),
