@@ -10,7 +10,7 @@ use std::path::Path;
 use pp_contract::{DeviceName, Fault, FaultKind, Pipeline, Rank, StageSpec, with_source};
 use pp_device::{CudaError, Device};
 use pp_job::{Error, ThisRank};
-use pp_kernels::{Description, KernelSet, check_device};
+use pp_kernels::{Description, KernelSet, check_device, runs_on};
 pub use pp_transport::gpu_backend::GpuBackend;
 use pp_transport::gpu_backend::GpuTransport;
 use pp_transport::launch::Launcher;
@@ -160,6 +160,16 @@ pub fn is_the_only_gpu_usable(are_built_in: bool) -> bool {
         checked.is_ok_and(|checked| checked.is_ok() || !are_built_in)
     };
     matches!(Device::count(), Ok(1)) && Device::open(0).is_ok_and(is_usable)
+}
+
+/// Counts the GPUs of this machine, from the first, which these kernels can use, built in or not. Makes no context.
+#[must_use]
+pub fn usable_gpus(are_built_in: bool) -> u32 {
+    let is_usable = |number: &u32| {
+        Device::describe(*number).is_ok_and(|about| !are_built_in || runs_on(&about))
+    };
+    let all = 0..Device::count().unwrap_or(0);
+    all.take_while(is_usable).count() as u32
 }
 
 /// Refuses a transport between devices that it does not connect.
@@ -472,8 +482,8 @@ fn own(
     if count < wanted || (local >= count && !masked) {
         let advice = match need {
             Need::Must => format!(
-                "; put all stages on as many ranks as there are GPUs (--ranks or --pipeline), check \
-                 CUDA_VISIBLE_DEVICES, run ranks on other machines, too, or use {without_gpus}"
+                "; put all stages on as many ranks as there are GPUs (--ranks or --pipeline), let ranks share a GPU (--devices), \
+                 check CUDA_VISIBLE_DEVICES, run ranks on other machines, too, or use {without_gpus}"
             ),
             _ => String::new(),
         };

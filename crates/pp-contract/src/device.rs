@@ -27,6 +27,15 @@ impl DeviceName {
     }
 }
 
+impl DeviceName {
+    /// The devices of several ranks, as [`str::split`] at commas reads them.
+    #[must_use]
+    pub fn list(devices: &[Self]) -> String {
+        let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
+        names.join(",")
+    }
+}
+
 impl FromStr for DeviceName {
     type Err = DeviceNameError;
 

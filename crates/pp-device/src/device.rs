@@ -95,11 +95,7 @@ impl Device {
     /// As [`Device::count`]; [`CudaError::NoDevice`]; the driver cannot make a context, for
     /// example because another process holds the device for itself.
     pub fn open(ordinal: u32) -> Result<Self, CudaError> {
-        let count = Self::count()?;
-        let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
-        let Some(number) = number else {
-            return Err(CudaError::NoDevice { ordinal, count });
-        };
+        let number = Self::number_of(ordinal)?;
         let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = opened.iter().find(|d| d.about().ordinal == ordinal) {
             return Ok(device.clone());
@@ -137,7 +133,32 @@ impl Device {
         Self::with_context(device, device.unsigned_abs(), context as usize)
     }
 
+    /// What the device with this number is. Makes no context.
+    ///
+    /// # Errors
+    /// As [`Device::count`]; [`CudaError::NoDevice`].
+    pub fn describe(ordinal: u32) -> Result<About, CudaError> {
+        let (number, mut device) = (Self::number_of(ordinal)?, 0);
+        // SAFETY: writes one number to a local.
+        unsafe { call!(cuDeviceGet(&raw mut device, number)) }?;
+        Self::about_it(device, ordinal)
+    }
+
+    fn number_of(ordinal: u32) -> Result<c_int, CudaError> {
+        let count = Self::count()?;
+        let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
+        number.ok_or(CudaError::NoDevice { ordinal, count })
+    }
+
     fn with_context(device: c_int, ordinal: u32, context: usize) -> Result<Self, CudaError> {
+        Ok(Self(Arc::new(Opened {
+            context,
+            about: Self::about_it(device, ordinal)?,
+            hangs: AtomicUsize::new(0),
+        })))
+    }
+
+    fn about_it(device: c_int, ordinal: u32) -> Result<About, CudaError> {
         let attribute = |which: Attribute| {
             let mut value = 0;
             // SAFETY: writes one number to a local, of a device that exists.
@@ -155,7 +176,7 @@ impl Device {
             call!(cuDeviceTotalMem_v2(&raw mut total, device))?;
         }
         let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
-        let about = About {
+        Ok(About {
             ordinal,
             name: String::from_utf8_lossy(&name[..end]).into_owned(),
             uuid,
@@ -169,12 +190,7 @@ impl Device {
             driver_version: Driver::loaded().version(),
             // An older driver refuses the question.
             has_mps: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED).is_ok_and(|on| on != 0),
-        };
-        Ok(Self(Arc::new(Opened {
-            context,
-            about,
-            hangs: AtomicUsize::new(0),
-        })))
+        })
     }
 
     /// What device this is.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pp_contract::{Rank, WorldSize, with_source};
+use pp_contract::{DeviceName, Rank, WorldSize, with_source};
 use pp_runtime::progress::StuckLimits;
 use pp_transport::flight::{DEFAULT_OPERATIONS, MAX_OPERATIONS};
 use pp_transport::launch::{Launch, LaunchError, LocalJob};
@@ -20,6 +20,8 @@ pub const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
 pub const REPORT_FD: &str = "PP_REPORT_FD";
 /// The variable that gives rank 0 the pipe on which its supervisor tells of losses.
 pub const LOSSES_FD: &str = "PP_LOSSES_FD";
+/// The devices of all ranks, as the supervisor has them.
+pub const DEVICES: &str = "PP_RANK_DEVICES";
 /// The longest time that a setting may name, in milliseconds: no wait is without end.
 const LONGEST_MS: u64 = 3_600_000;
 /// How long the ranks wait for each other, and rank 0 for a rank that is started again, in milliseconds.
@@ -46,6 +48,8 @@ pub struct Config {
     pub flight_operations: usize,
     /// The folder for flight recordings; `None` for one of this user's alone.
     pub flight_folder: Option<PathBuf>,
+    /// The devices that the supervisor of this rank gave to the ranks; none where it has none, and without a supervisor.
+    pub devices: Vec<DeviceName>,
     /// The supervisor that started this process, if one did.
     pub(crate) supervisor: Option<Supervisor>,
 }
@@ -84,6 +88,9 @@ impl Config {
             report_fd: text(REPORT_FD),
             losses_fd: text(LOSSES_FD),
         });
+        let devices = text(DEVICES).filter(|text| supervisor.is_some() && !text.is_empty());
+        let devices = devices.iter().flat_map(|text| text.split(','));
+        let devices: Result<_, _> = devices.map(str::parse).collect();
         let heartbeat = milliseconds(&text, "PP_HEARTBEAT_MS", 250, 20, true)?;
         let stage = stuck_after(&env)?;
         // A supervisor notices ranks that give no sign of life, so a rank that it started waits for one that loads.
@@ -102,6 +109,7 @@ impl Config {
             flight_folder: env("PP_FLIGHT_DIR")
                 .filter(|folder| !folder.is_empty())
                 .map(PathBuf::from),
+            devices: devices.map_err(|error| Error::Usage(format!("{DEVICES}: {error}")))?,
             launch: None,
             supervisor,
         })

@@ -60,7 +60,7 @@ impl<'a> Job<'a> {
             depth: pipeline.default_depth(),
             restarts: 0,
             schedule: None,
-            devices: &[],
+            devices: &config.devices,
         }
     }
 
@@ -91,7 +91,7 @@ impl<'a> Job<'a> {
     }
 
     /// The device of each rank, in order of the ranks; or none, and each rank finds its device. The program of a rank opens
-    /// its [`ThisRank::device`].
+    /// its [`ThisRank::device`]. Without this, a rank that a supervisor started has the devices of the supervisor's job.
     #[must_use]
     pub fn devices(mut self, devices: &'a [DeviceName]) -> Self {
         self.devices = devices;
@@ -168,7 +168,8 @@ impl<'a> Job<'a> {
             }
             None if world.get() == 1 => &alone,
             None => {
-                let done = supervisor::supervise(self.config, self.pipeline, self.restarts);
+                let done =
+                    supervisor::supervise(self.config, self.pipeline, self.restarts, self.devices);
                 log_aside(|| tracing::info!("the job ends"));
                 return done;
             }

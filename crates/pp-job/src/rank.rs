@@ -367,10 +367,9 @@ impl Shapes<'_> {
 
 /// The devices of the ranks as a setting of the handshake.
 fn of_devices(devices: &[DeviceName]) -> String {
-    let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
-    let text = names.join(",");
+    let text = DeviceName::list(devices);
     let all = digest(text.as_bytes());
-    text_or_digest(text, all, format_args!("{} devices", names.len()))
+    text_or_digest(text, all, format_args!("{} devices", devices.len()))
 }
 
 /// The pipeline as a setting of the handshake.

@@ -27,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pp_contract::{FaultKind, Pipeline, Rank, WorldSize};
+use pp_contract::{DeviceName, FaultKind, Pipeline, Rank, WorldSize};
 use pp_transport::launch::LocalJob;
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
@@ -40,7 +40,7 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGUSR1};
 use self::core::Core;
 use self::events::{Action, Event, Terms};
 use self::verdict::Verdict;
-use crate::config::{Config, LOSSES_FD, REPORT_FD, SUPERVISOR};
+use crate::config::{Config, DEVICES, LOSSES_FD, REPORT_FD, SUPERVISOR};
 use crate::end::{log_aside, say_aside};
 use crate::error::Error;
 use crate::flight::Recordings;
@@ -60,7 +60,12 @@ enum Notice {
 
 /// Runs this same command line once for each rank of the pipeline, and ends as they end. Ranks that may be restarted are
 /// started again, up to `restarts` times in all; rank 0 never is.
-pub(crate) fn supervise(config: &Config, pipeline: &Pipeline, restarts: u32) -> Result<(), Error> {
+pub(crate) fn supervise(
+    config: &Config,
+    pipeline: &Pipeline,
+    restarts: u32,
+    devices: &[DeviceName],
+) -> Result<(), Error> {
     let world = pipeline.world_size();
     let (report, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
         .context("cannot make the pipe for the reports of the ranks")?;
@@ -89,6 +94,7 @@ pub(crate) fn supervise(config: &Config, pipeline: &Pipeline, restarts: u32) -> 
     let mut job = SupervisedJob {
         recordings: Recordings::new(own.job_id(), config),
         local,
+        devices: DeviceName::list(devices),
         sink: pipeline.sink(),
         report: write_end,
         losses: to_rank_0,
@@ -145,6 +151,8 @@ fn aside(act: impl FnOnce() + Send + 'static) -> Result<(), Error> {
 /// A job under supervision.
 struct SupervisedJob {
     local: LocalJob,
+    /// The devices of the ranks, as a list.
+    devices: String,
     /// The rank that writes to standard output beside rank 0.
     sink: Rank,
     /// The write end of the pipe that the ranks report on.
@@ -223,6 +231,7 @@ impl SupervisedJob {
             .envs(self.local.env(rank))
             .env(REPORT_FD, self.report.as_raw_fd().to_string())
             .env(SUPERVISOR, std::process::id().to_string())
+            .env(DEVICES, &self.devices)
             // A terminal's Ctrl-C must reach the ranks once, through here.
             .process_group(0);
         if rank != RANK_0 {

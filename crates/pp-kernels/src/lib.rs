@@ -36,7 +36,7 @@ pub mod synthetic;
 pub use config::{Chroma, ChunkShape, Layout, SessionConfig, Space};
 // What the traits speak of.
 pub use cuda::{DeviceDigests, DeviceTensor};
-pub use denoise::cuda::check_device;
+pub use denoise::cuda::{check_device, runs_on};
 pub use error::{Failure, KernelError, LoadError, Status};
 pub use export::{Kernels, Session};
 pub use frame::{Frame, FrameView, FrameViewMut, Plane, PlaneView, PlaneViewMut};

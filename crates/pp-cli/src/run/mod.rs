@@ -2,6 +2,7 @@
 
 mod again;
 mod clean;
+mod devices;
 mod digests;
 mod group;
 mod input;
@@ -27,7 +28,7 @@ use std::rc::Rc;
 use pp_command::backend::{self, Backend};
 use pp_command::env::Env;
 use pp_command::{KernelChoice, TransportChoice};
-use pp_contract::{Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
+use pp_contract::{DeviceName, Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
 use pp_job::internal::{check_world, say, say_aside, signal_name};
 use pp_job::output::Shown;
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, RANK_0, ThisRank};
@@ -61,6 +62,8 @@ pub struct Checked {
     pub pipeline: Pipeline,
     /// Most chunks in flight.
     pub depth: u32,
+    /// The devices of the ranks: those that are named, or that were found; none where each rank finds its own.
+    pub devices: Vec<DeviceName>,
     /// All stages stand on one rank, since this machine has one GPU.
     pub is_on_the_only_gpu: bool,
 }
@@ -98,8 +101,12 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     let pipeline = placement::pipeline(args, world.unwrap_or(otherwise))?;
     backend::check(&args.kernels, args.transport, &args.devices, &pipeline)?;
     let has_plugin = args.kernels.iter().any(|choice| choice.file().is_some());
+    let mut about = None;
     if !has_plugin {
-        check_stages(args, &pipeline, &described(args, &pipeline, env)?)?;
+        about = Some(described(args, &pipeline, env)?);
+    }
+    if let Some(about) = &about {
+        check_stages(args, &pipeline, about)?;
     }
     if let Some(started) = world {
         let instead = match args.pipeline {
@@ -119,13 +126,23 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     input::check_files(args, env, &config, &pipeline)?;
     // A rank of a launcher tells the other ranks, whose machines may have the file.
     if config.launch.is_none() && has_plugin {
-        check_stages(args, &pipeline, &described(args, &pipeline, env)?)?;
+        let described = described(args, &pipeline, env)?;
+        check_stages(args, &pipeline, &described)?;
+        about = Some(described);
     }
+    let devices = match (&args.devices[..], about) {
+        ([], Some(about)) if config.launch.is_none() && args.transport == TransportChoice::Auto => {
+            found_devices(args, &pipeline, &about)
+        }
+        ([], _) => config.devices.clone(),
+        (named, _) => named.to_vec(),
+    };
     let depth = args.depth.unwrap_or(pipeline.default_depth());
     Ok(Checked {
         config,
         pipeline,
         depth,
+        devices,
         is_on_the_only_gpu,
     })
 }
@@ -137,11 +154,7 @@ fn is_on_the_only_gpu(args: &RunArgs, env: &Env) -> Result<bool, Error> {
         return Ok(false);
     }
     for choice in args.kernels.iter() {
-        let is_for_gpus = match choice {
-            KernelChoice::Auto => true,
-            _ => describe(choice, env)?.cuda,
-        };
-        if !is_for_gpus {
+        if !describe(choice, env)?.cuda {
             return Ok(false);
         }
     }
@@ -149,12 +162,29 @@ fn is_on_the_only_gpu(args: &RunArgs, env: &Env) -> Result<bool, Error> {
     Ok(backend::is_the_only_gpu_usable(are_built_in))
 }
 
+/// The devices of ranks that are more than the GPUs of this machine; none where each has a GPU, or none can have one.
+fn found_devices(args: &RunArgs, pipeline: &Pipeline, about: &[Description]) -> Vec<DeviceName> {
+    let ranks = pipeline.world_size().get();
+    let is_for_gpus = |of: &Description| of.cuda;
+    if ranks == 1 || !about.iter().any(is_for_gpus) {
+        return Vec::new();
+    }
+    let are_built_in = args.kernels.iter().any(|choice| choice.file().is_none());
+    let gpus = backend::usable_gpus(are_built_in);
+    let devices = (1..ranks).contains(&gpus);
+    let devices = devices.then(|| devices::mixed(pipeline, about, gpus));
+    devices.flatten().unwrap_or_default()
+}
+
 /// Describes kernels; a plugin is loaded in a process of its own.
 fn describe(choice: &KernelChoice, env: &Env) -> Result<Description, Error> {
     backend::find_plugin(choice)?;
     match choice {
         // All that are built in have the same stages.
-        KernelChoice::Auto => Ok(KernelSet::for_host().describe().clone()),
+        KernelChoice::Auto => Ok(Description {
+            cuda: true,
+            ..KernelSet::for_host().describe().clone()
+        }),
         KernelChoice::BuiltIn(set) => Ok(set.describe().clone()),
         KernelChoice::File(path) => plugin::describe(path, env),
     }
@@ -190,7 +220,7 @@ impl Checked {
     pub fn job<'a>(&'a self, args: &'a RunArgs) -> Job<'a> {
         Job::new(&self.config, &self.pipeline)
             .depth(self.depth)
-            .devices(&args.devices)
+            .devices(&self.devices)
             .restarts(args.restarts)
     }
 }
@@ -237,10 +267,17 @@ impl<'a> VideoJob<'a> {
         let mut choice = choice?;
         let is_on_gpu = matches!(choice.backend, Backend::Gpu(_));
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-        let faster = placement::faster(args, pipeline.world_size().get(), is_on_gpu, cores);
+        let ranks = pipeline.world_size().get();
+        let faster = placement::faster(args, &checked.devices, ranks, (is_on_gpu, cores));
         if let Some(faster) = faster.filter(|_| rank.rank() == RANK_0 && !has_plugin) {
             say_aside(format!(
                 "pp: note: rank 0 is mostly idle in {pipeline}; faster, with the same output: --pipeline \"{faster}\""
+            ));
+        }
+        if args.devices.is_empty() && !checked.devices.is_empty() {
+            let devices = DeviceName::list(&checked.devices);
+            choice.said = Some(format!(
+                "fewer GPUs than ranks, so some are on CPUs: --devices {devices}"
             ));
         }
         if let Backend::Gpu(gpu) = &mut choice.backend {

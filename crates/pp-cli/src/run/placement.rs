@@ -53,14 +53,23 @@ fn with_parts(ranks: Range<u32>) -> String {
 
 /// The pipeline that also gives rank 0 a part of `phase_b`, where no pipeline was asked for, each rank has a device or
 /// cores of its own, and the longest part gets shorter.
-pub(super) fn faster(args: &RunArgs, ranks: u32, is_on_gpu: bool, cores: u32) -> Option<String> {
+pub(super) fn faster(
+    args: &RunArgs,
+    devices: &[DeviceName],
+    ranks: u32,
+    (is_on_gpu, cores): (bool, u32),
+) -> Option<String> {
     let steps = args.denoise_steps;
     let is_alone = |device: &DeviceName| {
-        let same = args.devices.iter().filter(|other| *other == device);
-        *device == DeviceName::NextCuda || device.is_gpu() && same.count() == 1
+        let same = devices.iter().filter(|other| *other == device);
+        *device == DeviceName::NextCuda || same.count() == 1
     };
-    let has_own = is_on_gpu && args.devices.iter().all(is_alone)
-        || (1..=cores / ranks).contains(&args.threads);
+    // A part on a CPU may give other bytes than one on a GPU.
+    if devices.iter().any(|device| device.is_gpu() != is_on_gpu) {
+        return None;
+    }
+    let has_own =
+        is_on_gpu && devices.iter().all(is_alone) || (1..=cores / ranks).contains(&args.threads);
     let gets_shorter =
         (2..=steps).contains(&ranks) && steps.div_ceil(ranks) < steps.div_ceil(ranks - 1);
     (args.pipeline.is_none() && has_own && gets_shorter).then(|| with_parts(0..ranks))
@@ -298,7 +307,8 @@ mod tests {
             (&[], 2, false, None),
             (&["--threads=3"], 2, false, None),
         ] {
-            let found = faster(&args(more), ranks, is_on_gpu, 4);
+            let args = args(more);
+            let found = faster(&args, &args.devices, ranks, (is_on_gpu, 4));
             assert_eq!(found.as_deref(), expected, "{more:?} {ranks}");
         }
     }

@@ -312,7 +312,11 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
         &["--denoise-steps", "0", "--restarts", "1"],
     );
     let mut command = on_fakes(pp(&restarts), &Fakes::newest(), &folder);
-    run(command.env("PP_FAKE_DEVICES", "1"), None).succeeded();
+    command.env_remove("PP_FAKE_WATCH");
+    let ended = run(command.env("PP_FAKE_DEVICES", "1"), None).succeeded();
+    let said = String::from_utf8(ended.stdout).unwrap();
+    let words = "kernels encode=cpu,phase_b=ptx,decode=cpu; fewer GPUs than ranks, so some are on CPUs: --devices cpu,cuda:0";
+    assert!(said.contains(words), "{said}");
     let auto = run_args(&input, &output, &["--denoise-steps", "0"]);
     for (variable, value, transport) in [
         ("PP_FAKE_DEVICES", "0", "transport host"),

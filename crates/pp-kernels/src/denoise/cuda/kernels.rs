@@ -284,7 +284,7 @@ pub(super) enum Tokens {
 }
 
 /// Refuses a device whose blocks cannot have the shared memory that the attention needs.
-fn check_shared(there_is: u32) -> Result<(), Failure> {
+pub(super) fn check_shared(there_is: u32) -> Result<(), Failure> {
     let needed = ATTEND_SHARED.into_iter().flatten().max().unwrap_or(0);
     if there_is < needed {
         return Err(Failure::unsupported(format!(

@@ -16,12 +16,12 @@ mod sizes;
 mod team;
 
 use pp_contract::{DType, VideoPlanParts};
-use pp_device::Stream;
+use pp_device::{About, Stream};
 
 pub use gpu::{Apart, Gpu, LaunchConfig, Limits, Rows};
 
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
-use crate::cuda::borrow;
+use crate::cuda::{borrow, ptx};
 use crate::denoise::geometry::Geometry;
 use crate::denoise::{settings, tensors};
 use crate::error::Failure;
@@ -85,6 +85,14 @@ pub fn check_device(context: u64) -> Result<(), Failure> {
     // SAFETY: refuses a context that is not current; one that is lives across this call.
     let stream = unsafe { borrow(context, 0) }?;
     Functions::of(&stream).map(|_| ())
+}
+
+/// Says whether the built-in CUDA kernels run on such a device.
+#[must_use]
+pub fn runs_on(about: &About) -> bool {
+    let capability = [about.compute_major, about.compute_minor];
+    ptx::check(about.driver_version, capability).is_ok()
+        && kernels::check_shared(about.shared_bytes_per_block).is_ok()
 }
 
 impl Kernels for Ptx {
