@@ -9,6 +9,7 @@ use pp_contract::{VideoPlan, WIRE_VERSION, plan_digest, with_source};
 use pp_device::{Device, Reach};
 use pp_kernels::KernelSet;
 use pp_transport::bell::Bell;
+use pp_transport::gpu::try_to_lock;
 use pp_transport::host::memory::available_bytes;
 use pp_transport::host::{EdgeShape, Host};
 use pp_transport::launch::Launch;
@@ -198,6 +199,18 @@ fn gpus() -> Finding {
                 );
             }
         }
+    }
+    // Eight slots of 8 MiB.
+    if let Some(Err(error)) = devices.first().map(|gpu| try_to_lock(gpu, 64 << 20)) {
+        let why = with_source(&error);
+        return Note(
+            format!(
+                "{}; 64 MiB of memory that ranks share cannot be page-locked: {why}",
+                names.join(", ")
+            ),
+            "no CPU can stand beside a GPU here (--devices cpu,cuda:0): raise the limit of locked memory (ulimit -l), or the \
+             memory of the container",
+        );
     }
     match names.len() {
         0 => Note("a driver and no GPU".into(), "check CUDA_VISIBLE_DEVICES"),

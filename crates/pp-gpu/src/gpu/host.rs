@@ -99,6 +99,18 @@ impl Far for HostSlot {
     }
 }
 
+/// Locks and unlocks so many bytes of memory that ranks share, to see whether a GPU can stand beside a CPU here.
+///
+/// # Errors
+/// The host has no such memory, or the driver refuses to lock it.
+pub fn try_to_lock(device: &Device, bytes: usize) -> Result<(), TransportError> {
+    let region = Region::create("pp-locked", bytes)?;
+    let pages = region.pages();
+    // SAFETY: the region keeps its whole pages mapped wherever it is, and is registered here alone.
+    unsafe { Registered::new(region, pages, Vec::new(), device) }?;
+    Ok(())
+}
+
 /// Makes the edges between this rank and a rank in host memory, and tries those that have payloads.
 ///
 /// # Errors

@@ -18,6 +18,7 @@ use std::time::Instant;
 pub use self::edge::{DeviceIn, DeviceOut};
 pub(crate) use self::edge::{Lone, Mover, Turn, join};
 pub(crate) use self::far::Far;
+pub use self::host::try_to_lock;
 pub use self::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 pub use self::local::DeviceLocal;
 pub(crate) use self::slots::{DeviceSlots, Slot};
