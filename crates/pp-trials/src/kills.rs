@@ -13,8 +13,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::ValueEnum as _;
 use pp_command::{TransportChoice, whole};
+use pp_contract::DeviceName;
 use pp_device::Device;
 use pp_job::Error;
 use pp_testing::process::{Footprint, Held, Output, Process, Strike, run};
@@ -46,6 +46,14 @@ pub(crate) struct KillsArgs {
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "host")]
     transport: TransportChoice,
+    /// The devices of the two ranks; by default the GPUs that there are, if the transport is between GPUs.
+    #[arg(
+        long,
+        value_name = "cpu|cuda|cuda:N,...",
+        value_delimiter = ',',
+        conflicts_with = "transport"
+    )]
+    devices: Vec<DeviceName>,
     /// How often the rank is killed, 1 to 100000.
     #[arg(long, value_name = "N", default_value_t = 130, value_parser = whole(1..=100_000_usize))]
     kills: usize,
@@ -109,23 +117,30 @@ struct KillsReport<'a> {
 /// Runs it, and fails where the output is another one, or a rank did not come back.
 pub(crate) fn kills(args: &KillsArgs) -> std::result::Result<(), Error> {
     let began = Instant::now();
-    let gpus = match args.transport {
+    let has_gpus = args.devices.iter().any(|device| device.is_gpu());
+    // That of the job, and what the rank that is killed has to load.
+    let (transport, loads) = match (args.transport, args.devices.get(VICTIM as usize)) {
+        (transport, None) => (transport, transport),
+        (_, Some(victim)) if victim.is_gpu() => (TransportChoice::Auto, TransportChoice::P2p),
+        (_, Some(_)) => (TransportChoice::Auto, TransportChoice::Host),
+    };
+    let gpus = match transport {
+        TransportChoice::Auto if !has_gpus => 0,
         TransportChoice::Host => 0,
         _ => Device::count().map_err(anyhow::Error::new)?.min(2),
     };
     // Open from now on, so that no driver goes to sleep between two processes.
     let devices: std::result::Result<Vec<_>, _> = (0..gpus).map(Device::open).collect();
     let devices = devices.map_err(anyhow::Error::new)?;
-    let value = args.transport.to_possible_value();
-    let transport = value.as_ref().map_or("", |value| value.get_name());
+    let (transport, loads) = (transport.to_string(), loads.to_string());
 
     let free_before = free(&devices)?;
-    let mut bare = starts(transport, args.starts / 2)?;
-    let (back, grown) = away(transport, args.kills, &devices)?;
-    bare.extend(starts(transport, args.starts - bare.len())?);
+    let mut bare = starts(&loads, args.starts / 2)?;
+    let (back, grown) = away(args, &transport, &devices)?;
+    bare.extend(starts(&loads, args.starts - bare.len())?);
     let (back, bare) = (Times::of(back), Times::of(bare));
     let report = KillsReport {
-        transport,
+        transport: &transport,
         over_median_ms: back.median_ms - bare.median_ms,
         over_worst_ms: back.worst_ms - bare.worst_ms,
         back_in_service: back,
@@ -194,15 +209,22 @@ fn starts(transport: &str, count: usize) -> Result<Vec<f64>> {
 }
 
 /// Milliseconds that the rank was away, for each kill, and by how much the memory of each GPU was less at the last one.
-fn away(transport: &str, kills: usize, devices: &[Device]) -> Result<(Vec<f64>, Vec<i64>)> {
+fn away(args: &KillsArgs, transport: &str, devices: &[Device]) -> Result<(Vec<f64>, Vec<i64>)> {
+    let kills = args.kills;
     let frames = FRAMES * (kills as u64 + 2);
     let mut film = Vec::new();
     Film { frames, seed: 1 }.write(&mut film)?;
     let job = |more: &[&Path]| {
         let mut command = this_program(&["run", "--input", "-", "--output", "-"])?;
         command.args(["--transport", transport, "--pipeline", TWO]);
-        if !devices.is_empty() {
-            command.args(shared_gpus(2));
+        match &args.devices[..] {
+            [] if devices.is_empty() => {}
+            [] => {
+                command.args(shared_gpus(2));
+            }
+            named => {
+                command.args(["--devices", &DeviceName::list(named)]);
+            }
         }
         let film = "--frames-per-chunk 2 --cuts off --strength 8 --denoise-steps 1 --threads 1";
         command.args(words(film));
