@@ -3,7 +3,9 @@
 //! *Hazard.* A prediction that nobody checked. *Choices.* Every figure comes from a job that this command starts: one on one
 //! rank for each number of parts, which gives the work of each stage; one that only hands payloads over; and the proposal
 //! itself. What the members of a group tell each other is not known before they run, so groups are not predicted: a few are
-//! run beside the best chain. With `--all` every placement is run, so that a reader sees how good the proposal is.
+//! run beside the best chain. Where there are fewer GPUs than ranks, the best chain on GPUs, the best one on CPUs, and one of both are
+//! predicted and run. What cannot run is left out, by name. With `--all` every placement is run, so that a reader sees how good the
+//! proposal is.
 
 mod search;
 mod subject;
@@ -13,7 +15,7 @@ use std::path::Path;
 
 use pp_command::env::Env;
 use pp_command::print_result;
-use pp_contract::Pipeline;
+use pp_contract::{DeviceName, FaultKind, Pipeline};
 use pp_job::Error;
 use pp_job::internal::say;
 use pp_kernels::Description;
@@ -21,13 +23,16 @@ use pp_transport::launch::Launcher;
 use serde::Serialize;
 
 use self::search::{Chain, Placement};
-use self::subject::{Seen, Subject};
+use self::subject::{Candidate, Failed, Seen, Subject};
 use crate::args::PlanArgs;
 
 /// The most placements that `--all` runs.
 const MOST_RUN: usize = 1_000;
 /// A measured and a predicted period that differ by more than this share are worth a note.
 const FAR: f64 = 0.2;
+/// The devices of two ranks whose edge is measured.
+const ON_CPUS: &str = "cpu,cpu";
+const ON_BOTH: &str = "cpu,cuda:0";
 
 /// Performs `pp plan`: measures, proposes, runs the proposal and prints. `describe` says what a plugin says about itself.
 ///
@@ -51,45 +56,97 @@ pub fn plan(
     let on_one_rank: Vec<String> = parts
         .map(|parts| subject.text(parts, &vec![0; subject.count(parts)]))
         .collect();
-    let alone = runs(args, &subject, &on_one_rank)?;
+    let alone = alone_on(args, &subject, &on_one_rank, None)?;
+    let alone = alone.map_err(Failed::into_error)?;
     let (bytes, is_on_host) = (alone[0].bytes, alone[0].is_on_host);
+    let gpus = match is_on_host {
+        true => 0,
+        false => subject.gpus(),
+    };
+    let are_few = (1..args.ranks).contains(&gpus);
     let edge = match args.ranks {
         1 => [0.0; 2],
-        _ => subject.edge_ms(bytes, is_on_host)?,
+        _ if is_on_host => subject.edge_ms(bytes, Some(ON_CPUS))?,
+        _ if are_few => subject.edge_ms(bytes, Some(ON_BOTH))?,
+        _ => subject.edge_ms(bytes, None)?,
     };
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    let chains: Vec<Chain> = (1..)
-        .zip(&alone)
-        .map(|(parts, seen)| chain(seen, edge, subject.cores(parts, cores), cores))
-        .collect();
+    let chains_of = |alone: &[Seen], edge| -> Vec<Chain> {
+        let chains = (1..).zip(alone);
+        let chain =
+            |(parts, seen): (u32, &Seen)| chain(seen, edge, subject.cores(parts, cores), cores);
+        chains.map(chain).collect()
+    };
+    let chains = chains_of(&alone, edge);
 
-    let best = best(&chains, args.ranks);
-    let predicted = |(parts, placed): &(u32, Placement)| {
-        let text = subject.text(*parts, &placed.ranks);
-        (text, Some(placed.period_ms))
+    let best = best(&chains, if are_few { gpus } else { args.ranks });
+    let predicted = |(parts, placed): &(u32, Placement)| Candidate {
+        predicted_ms: Some(placed.period_ms),
+        ..Candidate::of(subject.text(*parts, &placed.ranks))
     };
     let mut candidates = vec![predicted(&best)];
-    let groups = subject.groups();
-    candidates.extend(groups.into_iter().map(|text| (text, None)));
-    let proposable = candidates.len();
+    let mut on_cpus = None;
+    if are_few {
+        on_cpus = Some(alone_on(args, &subject, &on_one_rank, Some("cpu"))?);
+    }
+    let mut left_out = Vec::new();
+    match on_cpus {
+        None => {}
+        Some(Err(failed)) => left_out.push(LeftOut {
+            candidate: Candidate {
+                devices: Some("cpu".into()),
+                ..Candidate::of(on_one_rank[0].clone())
+            },
+            why: failed.why(),
+        }),
+        Some(Ok(alone)) => {
+            let on_cpus = chains_of(&alone, subject.edge_ms(bytes, Some(ON_CPUS))?);
+            let both = (1..).zip(chains.iter().zip(&on_cpus));
+            let both =
+                both.filter_map(|(parts, (gpu, cpu))| Some((parts, on_both(gpu, cpu, gpus)?)));
+            for (placed, gpus) in [
+                (both.reduce(better), gpus),
+                (Some(self::best(&on_cpus, args.ranks)), 0),
+            ] {
+                candidates.extend(placed.map(|placed| Candidate {
+                    devices: Some(devices(&placed.1, gpus)),
+                    ..predicted(&placed)
+                }));
+            }
+        }
+    }
+    candidates.extend(subject.groups().into_iter().map(Candidate::of));
     for ((parts, chain), placements) in (1..).zip(&chains).zip(all) {
         let placed = placements.into_iter().map(|ranks| (parts, chain.on(ranks)));
-        let others = placed.filter(|placed| *placed != best);
-        candidates.extend(others.map(|placed| predicted(&placed)));
+        let others = placed.filter(|placed| *placed != best).map(|placed| {
+            let predicted = predicted(&placed);
+            Candidate {
+                // What is on a CPU takes longer than this chain says.
+                predicted_ms: predicted.predicted_ms.filter(|_| !are_few),
+                is_proposable: false,
+                ..predicted
+            }
+        });
+        candidates.extend(others);
     }
-    let mut placements = outcomes(args, &subject, candidates)?;
-    if let Some(note) = placements[0].note() {
+    let (mut placements, not_run) = outcomes(args, &subject, candidates)?;
+    left_out.extend(not_run);
+    if let Some(note) = placements.first().and_then(Outcome::note) {
         say(note);
     }
     let shorter = |a: &&Outcome, b: &&Outcome| a.measured_ms.total_cmp(&b.measured_ms);
-    let proposal = placements[..proposable].iter().min_by(shorter).cloned();
-    let proposal = proposal.expect("the best chain was run");
-    let chain_and_groups = placements[..proposable].to_vec();
+    let is_proposable = |outcome: &&Outcome| outcome.candidate.is_proposable;
+    let proposable: Vec<Outcome> = placements.iter().filter(is_proposable).cloned().collect();
+    let Some(proposal) = proposable.iter().min_by(shorter).cloned() else {
+        let what = format!("no pipeline that was tried can run: {}", left_out[0]);
+        return Err(Error::local(FaultKind::BadInput, "plan", what));
+    };
     placements.sort_by(|a, b| shorter(&a, &b));
     let report = PlanReport {
         most_ranks: args.ranks,
         rounds: args.rounds,
         cores,
+        gpus: are_few.then_some(gpus),
         on_host: is_on_host,
         cores_of_a_stage: subject.cores(1, cores).into_iter().max().unwrap_or(1),
         bytes,
@@ -100,7 +157,8 @@ pub fn plan(
             .all
             .then(|| proposal.measured_ms / placements[0].measured_ms - 1.0),
         proposal,
-        chain_and_groups,
+        chain_and_groups: proposable,
+        left_out,
         on_one_rank: on_one_rank
             .iter()
             .zip(&alone)
@@ -146,45 +204,117 @@ fn chain(seen: &Seen, [edge_ms, link_ms]: [f64; 2], busy: Vec<u32>, cores: u32) 
     }
 }
 
+/// Places the stages between source and sink on so many GPUs, and source and sink on a CPU, rank 0. None if there is no stage between.
+fn on_both(gpu: &Chain, cpu: &Chain, gpus: u32) -> Option<Placement> {
+    let last = gpu.work_ms.len() - 1;
+    if last < 2 {
+        return None;
+    }
+    let between = Chain {
+        work_ms: gpu.work_ms[1..last].to_vec(),
+        ..gpu.clone()
+    };
+    let placed = between.place(gpus);
+    let ranks = placed.ranks.iter().map(|rank| rank + 1);
+    let ranks: Vec<u32> = [0].into_iter().chain(ranks).chain([0]).collect();
+    let ends = [cpu.work_ms[0], cpu.work_ms[last]];
+    let whole = Chain {
+        work_ms: [&ends[..1], &between.work_ms, &ends[1..]].concat(),
+        ..gpu.clone()
+    };
+    Some(whole.on(ranks))
+}
+
+/// The devices of ranks of which so many, behind rank 0, are on GPUs; all on CPUs if there are none.
+fn devices(placed: &Placement, gpus: u32) -> String {
+    let ranks = 0..=placed.ranks.iter().copied().max().unwrap_or(0);
+    let devices = ranks.map(|rank| match rank.checked_sub(1) {
+        Some(gpu) if gpu < gpus => DeviceName::Cuda(gpu),
+        _ => DeviceName::Cpu,
+    });
+    DeviceName::list(&devices.collect::<Vec<_>>())
+}
+
+/// The better of two placements, with their numbers of parts.
+fn better(best: (u32, Placement), other: (u32, Placement)) -> (u32, Placement) {
+    match other.1.is_better_than(&best.1) {
+        true => other,
+        false => best,
+    }
+}
+
 /// Finds the number of parts and the placement that are to have the shortest period; the chains have 1, 2, 3 ... parts.
 fn best(chains: &[Chain], most_ranks: u32) -> (u32, Placement) {
     let placed = (1..)
         .zip(chains)
         .map(|(parts, chain)| (parts, chain.place(most_ranks)));
-    let best = placed.reduce(|best, other| match other.1.is_better_than(&best.1) {
-        true => other,
-        false => best,
-    });
+    let best = placed.reduce(better);
     best.expect("there is one part at least")
 }
 
-/// Runs pipelines, each with its predicted period where there is one.
+/// Runs pipelines. Gives those that ran, and those that did not.
 fn outcomes(
     args: &PlanArgs,
     subject: &Subject<'_>,
-    candidates: Vec<(String, Option<f64>)>,
-) -> Result<Vec<Outcome>, Error> {
-    let texts: Vec<String> = candidates.iter().map(|(text, _)| text.clone()).collect();
-    let seen = runs(args, subject, &texts)?;
-    let outcomes = candidates.into_iter().zip(seen);
-    let outcome = |((pipeline, predicted_ms), seen): (_, Seen)| Outcome {
-        pipeline,
-        predicted_ms,
-        measured_ms: seen.period_ms,
-    };
-    Ok(outcomes.map(outcome).collect())
-}
-
-/// Runs each pipeline once a round, so that a change of the machine's state meets all of them. Gives the medians.
-fn runs(args: &PlanArgs, subject: &Subject<'_>, pipelines: &[String]) -> Result<Vec<Seen>, Error> {
-    let mut seen: Vec<Vec<Seen>> = vec![Vec::new(); pipelines.len()];
-    for round in 1..=args.rounds {
-        for (pipeline, seen) in pipelines.iter().zip(&mut seen) {
-            say(format!("pp: round {round} of {}: {pipeline}", args.rounds));
-            seen.push(subject.run(pipeline)?);
+    candidates: Vec<Candidate>,
+) -> Result<(Vec<Outcome>, Vec<LeftOut>), Error> {
+    let seen = runs(args, subject, &candidates)?;
+    let (mut outcomes, mut left_out) = (Vec::new(), Vec::new());
+    for (candidate, seen) in candidates.into_iter().zip(seen) {
+        match seen {
+            Ok(seen) => outcomes.push(Outcome {
+                candidate,
+                measured_ms: seen.period_ms,
+            }),
+            Err(failed) => left_out.push(LeftOut {
+                candidate,
+                why: failed.why(),
+            }),
         }
     }
-    Ok(seen.iter().map(|rounds| median_of(rounds)).collect())
+    Ok((outcomes, left_out))
+}
+
+/// Runs all stages on one rank, on this device or where it finds itself, for each number of parts.
+fn alone_on(
+    args: &PlanArgs,
+    subject: &Subject<'_>,
+    pipelines: &[String],
+    device: Option<&str>,
+) -> Result<Result<Vec<Seen>, Failed>, Error> {
+    let candidates = pipelines.iter().cloned().map(|pipeline| Candidate {
+        devices: device.map(str::to_owned),
+        ..Candidate::of(pipeline)
+    });
+    let seen = runs(args, subject, &candidates.collect::<Vec<_>>())?;
+    Ok(seen.into_iter().collect())
+}
+
+/// Runs each pipeline once a round, so that a change of the machine's state meets all of them. Gives the medians. One that fails is
+/// not run again.
+fn runs(
+    args: &PlanArgs,
+    subject: &Subject<'_>,
+    candidates: &[Candidate],
+) -> Result<Vec<Result<Seen, Failed>>, Error> {
+    let mut seen: Vec<Result<Vec<Seen>, Failed>> = Vec::new();
+    seen.resize_with(candidates.len(), || Ok(Vec::new()));
+    for round in 1..=args.rounds {
+        for (candidate, seen) in candidates.iter().zip(&mut seen) {
+            let Ok(rounds) = seen else {
+                continue;
+            };
+            say(format!("pp: round {round} of {}: {candidate}", args.rounds));
+            match subject.run(candidate)? {
+                Ok(figures) => rounds.push(figures),
+                Err(failed) => *seen = Err(failed),
+            }
+        }
+    }
+    let seen = seen.into_iter();
+    Ok(seen
+        .map(|seen| seen.map(|rounds| median_of(&rounds)))
+        .collect())
 }
 
 /// The medians of the rounds of a pipeline.
@@ -208,6 +338,8 @@ struct PlanReport {
     most_ranks: u32,
     rounds: u32,
     cores: u32,
+    /// The GPUs, where there are fewer than ranks, so that some are on CPUs.
+    gpus: Option<u32>,
     /// Payloads lie in host memory, and the ranks share its cores.
     on_host: bool,
     /// Cores that the stage with the most threads keeps busy.
@@ -224,8 +356,10 @@ struct PlanReport {
     proposal: Outcome,
     /// The measured period of the proposal over the predicted one, less 1.
     over_predicted: Option<f64>,
-    /// The chain with the shortest predicted period, then the groups that were run.
+    /// The chain with the shortest predicted period, those with CPUs where there are few GPUs, then the groups that were run.
     chain_and_groups: Vec<Outcome>,
+    /// Pipelines that could not be run, and why.
+    left_out: Vec<LeftOut>,
     /// The measured period of the proposal over that of the best placement, less 1; only with `--all`.
     over_best: Option<f64>,
     /// All placements, the shortest measured period first; only with `--all`.
@@ -249,16 +383,29 @@ struct StageWork {
 /// A placement that was run.
 #[derive(Clone, Serialize)]
 struct Outcome {
-    pipeline: String,
-    /// The periods. That of a group is not predicted.
-    predicted_ms: Option<f64>,
+    #[serde(flatten)]
+    candidate: Candidate,
     measured_ms: f64,
+}
+
+/// A placement that could not be run.
+#[derive(Serialize)]
+struct LeftOut {
+    #[serde(flatten)]
+    candidate: Candidate,
+    why: String,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.candidate, self.why)
+    }
 }
 
 impl Outcome {
     fn over_predicted(&self) -> Option<f64> {
         let over = |predicted_ms| self.measured_ms / predicted_ms - 1.0;
-        self.predicted_ms.map(over)
+        self.candidate.predicted_ms.map(over)
     }
 
     /// What is said of a prediction that is far off.
@@ -267,7 +414,7 @@ impl Outcome {
         Some(format!(
             "pp: note: the period of {} was measured {:+.0} % off the prediction (notes begin at {:.0} %): other programs \
              ran, or the stages slow each other down; raise --rounds or --chunks, or give --all",
-            self.pipeline,
+            self.candidate.pipeline,
             100.0 * over,
             100.0 * FAR
         ))
@@ -293,11 +440,11 @@ impl Alone {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.predicted_ms {
+        match self.candidate.predicted_ms {
             Some(ms) => write!(f, "period predicted {ms:.3} ms, ")?,
             None => f.write_str("period not predicted, ")?,
         }
-        write!(f, "measured {:.3} ms: {}", self.measured_ms, self.pipeline)
+        write!(f, "measured {:.3} ms: {}", self.measured_ms, self.candidate)
     }
 }
 
@@ -324,13 +471,14 @@ impl fmt::Display for PlanReport {
                 self.bytes, self.edge_us, self.link_us
             )?;
         }
-        match self.on_host {
-            true => writeln!(
+        match (self.on_host, self.gpus) {
+            (true, _) => writeln!(
                 f,
                 "assumed: the ranks share the {} cores of this machine, and a stage keeps up to {} of them busy",
                 self.cores, self.cores_of_a_stage
             )?,
-            false => writeln!(f, "assumed: each rank has a GPU of its own")?,
+            (false, Some(gpus)) => writeln!(f, "assumed: {gpus} of the ranks are on GPUs")?,
+            (false, None) => writeln!(f, "assumed: each rank has a GPU of its own")?,
         }
         if let (Some(over), Some(best)) = (self.over_best, self.placements.first()) {
             for placement in &self.placements {
@@ -341,18 +489,29 @@ impl fmt::Display for PlanReport {
                 "the proposal takes {:.1} % longer than the best of {} placements, {}",
                 100.0 * over,
                 self.placements.len(),
-                best.pipeline
+                best.candidate
             )?;
         }
         if let [_, _, ..] = self.chain_and_groups[..] {
-            writeln!(f, "the best chain, and groups, which are not predicted:")?;
+            writeln!(f, "the best chains, and groups, which are not predicted:")?;
             for outcome in &self.chain_and_groups {
                 writeln!(f, "  {outcome}")?;
             }
         }
+        for left_out in &self.left_out {
+            writeln!(f, "left out, since it cannot run: {left_out}")?;
+        }
         writeln!(f, "proposal for {} ranks at most:", self.most_ranks)?;
-        writeln!(f, "  --pipeline \"{}\"", self.proposal.pipeline)?;
-        match (self.proposal.predicted_ms, self.over_predicted) {
+        let proposal = &self.proposal.candidate;
+        match &proposal.devices {
+            Some(devices) => writeln!(
+                f,
+                "  --devices {devices} --pipeline \"{}\"",
+                proposal.pipeline
+            )?,
+            None => writeln!(f, "  --pipeline \"{}\"", proposal.pipeline)?,
+        }
+        match (proposal.predicted_ms, self.over_predicted) {
             (Some(predicted_ms), Some(over)) => writeln!(
                 f,
                 "  period predicted {predicted_ms:.3} ms, measured {:.3} ms ({:+.1} %)",
@@ -373,8 +532,10 @@ mod tests {
         let note = |predicted_ms, measured_ms| {
             let pipeline = "a@0 -> b@1".to_owned();
             let outcome = Outcome {
-                pipeline,
-                predicted_ms,
+                candidate: Candidate {
+                    predicted_ms,
+                    ..Candidate::of(pipeline)
+                },
                 measured_ms,
             };
             outcome.note()

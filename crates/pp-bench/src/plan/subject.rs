@@ -1,11 +1,12 @@
 //! What `pp plan` places: the stages of `pp run` with some kernels, or stages of given lengths. Each of its runs is a job
 //! that it starts.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use anyhow::Context as _;
 use pp_command::{KernelChoice, KernelChoices, TransportChoice, backend};
@@ -15,6 +16,7 @@ use pp_job::Error;
 use pp_kernels::{Chroma, Description, KernelSet, StageInfo, StageKind};
 use pp_transport::host::memory::available_bytes;
 use rustix::fs::{MemfdFlags, memfd_create};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::args::PlanArgs;
@@ -33,6 +35,42 @@ pub(super) struct Subject<'a> {
 enum StageSource<'a> {
     Film(Vec<StageInfo>, Clip),
     Given(&'a [f64]),
+}
+
+/// A pipeline to run.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Candidate {
+    pub(super) pipeline: String,
+    /// As `--devices` takes them; none where `pp run` finds them.
+    pub(super) devices: Option<String>,
+    /// The period. That of a group is not predicted.
+    pub(super) predicted_ms: Option<f64>,
+    /// May be proposed; the others are run for comparison.
+    #[serde(skip)]
+    pub(super) is_proposable: bool,
+}
+
+impl Candidate {
+    /// One whose devices `pp run` finds, and whose period is not predicted.
+    pub(super) fn of(pipeline: String) -> Self {
+        Self {
+            pipeline,
+            devices: None,
+            predicted_ms: None,
+            is_proposable: true,
+        }
+    }
+}
+
+/// The pipeline, and its options.
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.pipeline)?;
+        match &self.devices {
+            Some(devices) => write!(f, ", --devices {devices}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What a run came to.
@@ -158,11 +196,25 @@ impl<'a> Subject<'a> {
         self.names(parts).iter().map(cores).collect()
     }
 
+    /// How many GPUs of this machine the ranks may use, if `pp run` finds their devices.
+    pub(super) fn gpus(&self) -> u32 {
+        let StageSource::Film(..) = &self.stages else {
+            return 0;
+        };
+        if self.args.transport != TransportChoice::Auto {
+            return 0;
+        }
+        let choices: Result<KernelChoices, _> = self.args.kernels.parse();
+        let are_built_in = |choices: KernelChoices| choices.iter().any(|of| of.file().is_none());
+        backend::usable_gpus(choices.is_ok_and(are_built_in))
+    }
+
     /// Runs this pipeline.
     ///
     /// # Errors
-    /// The job fails, and has said why, or measures too little.
-    pub(super) fn run(&self, pipeline: &str) -> Result<Seen, Error> {
+    /// The job measures too little, or prints no report. The inner error is that of a job that fails.
+    pub(super) fn run(&self, candidate: &Candidate) -> Result<Result<Seen, Failed>, Error> {
+        let pipeline = &candidate.pipeline;
         let args = self.args;
         let mut command = Command::new("/proc/self/exe");
         let chunks = args.chunks.unwrap_or(match self.stages {
@@ -203,7 +255,13 @@ impl<'a> Subject<'a> {
             }
         }
         command.args(["--chunks", &chunks.to_string(), "--pipeline", pipeline]);
-        let report = job(&mut command)?;
+        if let Some(devices) = &candidate.devices {
+            command.args(["--devices", devices]);
+        }
+        let report = match job(&mut command)? {
+            Ok(report) => report,
+            Err(failed) => return Ok(Err(failed)),
+        };
         let (measures, transport) = match self.stages {
             StageSource::Film(..) => (&report["measures"], &report["run"]["transport"]),
             StageSource::Given(_) => (&report, &report["transport"]),
@@ -217,32 +275,31 @@ impl<'a> Subject<'a> {
             );
             return Err(Error::local(FaultKind::BadInput, "plan", what));
         };
-        Ok(Seen {
+        Ok(Ok(Seen {
             period_ms,
             work_ms,
             bytes: measures["source_bytes"].as_u64().unwrap_or(args.bytes),
             is_on_host: transport
                 .as_str()
                 .is_some_and(|name| name.starts_with("host")),
-        })
+        }))
     }
 
-    /// What an edge costs each of its ranks for a chunk with such a payload, and how long it is on its way, in milliseconds.
+    /// What an edge between ranks on these two devices, or where they find themselves, costs each of them for a chunk with such
+    /// a payload, and how long it is on its way, in milliseconds.
     ///
     /// # Errors
     /// The job fails.
-    pub(super) fn edge_ms(&self, bytes: u64, is_on_host: bool) -> Result<[f64; 2], Error> {
+    pub(super) fn edge_ms(&self, bytes: u64, devices: Option<&str>) -> Result<[f64; 2], Error> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["bench", "overlap", "--json", "--stages", "0,0,0"]);
         command.args(["--pipeline", "s0@0 -> s1@1 -> s2@0", "--chunks", "5000"]);
         command.args(["--bytes", &bytes.to_string()]);
-        let transport = if is_on_host {
-            TransportChoice::Host
-        } else {
-            self.args.transport
+        match devices {
+            Some(devices) => command.args(["--transport", "auto", "--devices", devices]),
+            None => command.args(["--transport", &self.args.transport.to_string()]),
         };
-        command.args(["--transport", &transport.to_string()]);
-        let report = job(&mut command)?;
+        let report = job(&mut command)?.map_err(Failed::into_error)?;
         let figure = |value: &Value| value.as_f64().unwrap_or(0.0);
         // Rank 1 has two edges. On GPUs the copies run beside the stages.
         let driver_ms = figure(&report["driver_us"][1]) / 1e3;
@@ -250,21 +307,42 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Runs a job to its end; what it printed. One that fails has said why.
-fn job(command: &mut Command) -> Result<Value, Error> {
+/// A job that failed.
+pub(super) struct Failed(Output);
+
+impl Failed {
+    /// Why, in a line.
+    pub(super) fn why(&self) -> String {
+        let said = String::from_utf8_lossy(&self.0.stderr);
+        let mut lines = said.lines().filter_map(|line| line.split_once("error: "));
+        let ended = || format!("it ended with {}", self.0.status);
+        lines.next().map_or_else(ended, |(_, why)| why.to_owned())
+    }
+
+    /// Prints what it said, for a command that ends with it.
+    pub(super) fn into_error(self) -> Error {
+        let status = self.0.status;
+        // If standard error is closed, the line is lost.
+        let _ = std::io::stderr().write_all(&self.0.stderr);
+        let code = status.code().and_then(|code| u8::try_from(code).ok());
+        let killed = || anyhow::anyhow!("a job that was measured ended with {status}").into();
+        code.map_or_else(killed, Error::Told)
+    }
+}
+
+/// Runs a job to its end; what it printed.
+fn job(command: &mut Command) -> Result<Result<Value, Failed>, Error> {
     let ended = command
         .stdin(Stdio::null())
         .output()
         .context("cannot start a job")?;
     if !ended.status.success() {
-        // If standard error is closed, the line is lost.
-        let _ = std::io::stderr().write_all(&ended.stderr);
-        let code = ended.status.code().and_then(|code| u8::try_from(code).ok());
-        let killed = || anyhow::anyhow!("a job that was measured ended with {}", ended.status);
-        return Err(code.map(Error::Told).unwrap_or_else(|| killed().into()));
+        return Ok(Err(Failed(ended)));
     }
     let report = serde_json::from_slice(&ended.stdout);
-    Ok(report.context("a job that was measured printed no JSON")?)
+    Ok(Ok(
+        report.context("a job that was measured printed no JSON")?
+    ))
 }
 
 /// The stages of these kernels.

@@ -11,6 +11,7 @@ use pp_testing::{
     read_json, rows, video, words,
 };
 use rustix::process::Signal;
+use serde_json::{Value, json};
 
 use crate::common::{endless, files, folder, pp, run_args};
 
@@ -410,6 +411,48 @@ fn a_film_through_a_cpu_and_a_gpu_has_the_bytes_of_the_gpu() {
             std::fs::remove_dir_all(folder.file("rec")).unwrap();
         }
     }
+}
+
+#[test]
+fn with_one_gpu_a_plan_tries_it_a_cpu_beside_it_and_cpus_and_leaves_out_what_cannot_run() {
+    let folder = folder("plan_one_gpu");
+    let plan = |kernels| {
+        let args =
+            "plan --json --rounds 1 --width 32 --height 16 --denoise-steps 1 --chunks 8 --kernels";
+        let mut command = pp(&[&words(args)[..], &[kernels]].concat());
+        command.env("PP_FAKE_DEVICES", "1");
+        let mut command = on_fakes(command, &Fakes::newest(), &folder);
+        command
+            .env_remove("PP_FAKE_WATCH")
+            .env_remove("PP_FAKE_RECORD");
+        run(&mut command, None).succeeded().json()
+    };
+    let report = plan("auto");
+    assert_eq!(report["gpus"], 1);
+    let tried = report["chain_and_groups"].as_array().unwrap();
+    let devices: Vec<&Value> = tried.iter().map(|of| &of["devices"]).collect();
+    assert_eq!(tried[0]["pipeline"], "encode@0 -> phase_b@0 -> decode@0");
+    assert_eq!(devices[..2], [&Value::Null, &json!("cpu,cuda:0")]);
+    assert!(devices[2].as_str().unwrap().starts_with("cpu"), "{report}");
+    assert!(
+        tried[..3]
+            .iter()
+            .all(|of| of["predicted_ms"].as_f64() > Some(0.0))
+    );
+    assert_eq!(report["left_out"], json!([]));
+    // There are none of these kernels for a CPU, and none of a group for one GPU.
+    let report = plan("ptx");
+    assert_eq!(report["chain_and_groups"].as_array().unwrap().len(), 1);
+    let left_out = report["left_out"].as_array().unwrap();
+    let why: Vec<&str> = left_out
+        .iter()
+        .map(|of| of["why"].as_str().unwrap())
+        .collect();
+    assert!(
+        why[0].contains("--kernels ptx works in GPU memory"),
+        "{why:?}"
+    );
+    assert!(why[1].contains("1 GPU visible"), "{why:?}");
 }
 
 #[test]
