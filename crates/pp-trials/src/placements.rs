@@ -19,7 +19,7 @@ use pp_testing::video;
 use serde_json::Value;
 
 use crate::hook::VARIABLE;
-use crate::trial::{Ended, Ground, TWO, Trial, TrialArgs, run_in};
+use crate::trial::{Ended, Ground, TWO, Trial, TrialArgs, beside_cpus, run_in, run_of};
 
 /// The placements. All that a row needs follows from its text: the fewest passes, and the ranks that may be killed.
 const PIPELINES: [&str; 27] = [
@@ -223,6 +223,9 @@ pub(crate) struct PlacementsArgs {
     /// made up.
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
+    /// Put the ranks that have no phase_b on CPUs, beside the GPUs of --transport p2p.
+    #[arg(long)]
+    beside_cpus: bool,
     #[command(flatten)]
     trials: TrialArgs,
 }
@@ -240,11 +243,17 @@ pub(crate) fn placements(args: &PlacementsArgs) -> Result<(), Error> {
         scenes: in_three_scenes(sample.clone()).context(name)?,
         sample,
         ground: args.trials.ground(),
+        beside_cpus: args.beside_cpus,
         films: Mutex::default(),
     };
     let fewest = job
         .ground
         .fewest_gpus(&TWO.parse().expect("a pipeline of ours"));
+    if args.beside_cpus && (job.ground.is_host() || job.ground.has_nccl()) {
+        return Err(Error::Usage(
+            "--beside-cpus puts CPUs beside GPUs that copy; give --transport p2p, too".into(),
+        ));
+    }
     args.trials
         .run("placements", fewest, cases(), |case, folder, told| {
             if let Err(error) = job.compare(case, folder) {
@@ -262,6 +271,7 @@ struct PlacedJob {
     /// The clip with two scene cuts.
     scenes: Vec<u8>,
     ground: Ground,
+    beside_cpus: bool,
     /// Films of one process, by the settings that make them.
     films: Mutex<BTreeMap<String, OneProcessFilm>>,
 }
@@ -307,7 +317,14 @@ impl PlacedJob {
     /// Runs the job; its film. A rank that was to die has died, and no other.
     fn run(&self, case: &Case, folder: &Path) -> Result<Vec<u8>> {
         let mut pp = Command::new(std::env::current_exe()?);
-        run_in(folder, self.ground, &case.pipeline(), &mut pp)?;
+        match self.beside_cpus {
+            false => run_in(folder, self.ground, &case.pipeline(), &mut pp)?,
+            true => {
+                run_of(folder, &case.pipeline(), &mut pp)?;
+                pp.args(["--transport", "p2p", "--devices"]);
+                pp.arg(beside_cpus(&case.pipeline()));
+            }
+        }
         let [report, output, input] =
             ["report.json", "out.y4m", "in.y4m"].map(|name| folder.join(name));
         let clip = match case.clip {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use pp_contract::{FaultKind, Pipeline, Rank, with_source};
+use pp_contract::{DeviceName, FaultKind, Pipeline, Rank, with_source};
 use pp_device::Device;
 use pp_job::Error;
 use pp_job::internal::SUPERVISOR;
@@ -140,10 +140,42 @@ pub(crate) fn new_job(pipeline: &Pipeline) -> LocalJob {
     LocalJob::new(pipeline.world_size())
 }
 
+/// The devices of ranks of which those with a stage between source and sink share the GPUs of this machine, and the others are
+/// CPUs.
+pub(crate) fn beside_cpus(pipeline: &Pipeline) -> String {
+    let gpus = Device::count().unwrap_or(0).max(1);
+    let stages = pipeline.stages();
+    let between = &stages[1..stages.len() - 1];
+    let is_between = |rank| between.iter().any(|stage| stage.ranks.contains(&rank));
+    let devices = (0..pipeline.world_size().get()).map(|rank| match is_between(Rank::new(rank)) {
+        true => DeviceName::Cuda(rank % gpus),
+        false => DeviceName::Cpu,
+    });
+    DeviceName::list(&devices.collect::<Vec<_>>())
+}
+
 /// Makes it `run` of this program on this ground, in the folder of its job, with nothing of a launcher's environment.
 pub(crate) fn run_in(
     folder: &Path,
     ground: Ground,
+    pipeline: &Pipeline,
+    command: &mut Command,
+) -> std::io::Result<()> {
+    run_of(folder, pipeline, command)?;
+    command.args(match ground {
+        Ground::Host => ["--transport", "host", "--kernels", "cpu"],
+        Ground::P2pFakes | Ground::P2pGpus => ["--transport", "p2p", "--kernels", "ptx"],
+        Ground::Fakes | Ground::Gpus => ["--transport", "nccl", "--kernels", "ptx"],
+    });
+    if !ground.is_host() && !ground.has_nccl() {
+        command.args(shared_gpus(pipeline.world_size().get()));
+    }
+    Ok(())
+}
+
+/// As [`run_in`], with no word of where it runs.
+pub(crate) fn run_of(
+    folder: &Path,
     pipeline: &Pipeline,
     command: &mut Command,
 ) -> std::io::Result<()> {
@@ -157,14 +189,6 @@ pub(crate) fn run_in(
     }
     command.args(["run", "--threads", "1", "--pipeline"]);
     command.arg(pipeline.to_string());
-    command.args(match ground {
-        Ground::Host => ["--transport", "host", "--kernels", "cpu"],
-        Ground::P2pFakes | Ground::P2pGpus => ["--transport", "p2p", "--kernels", "ptx"],
-        Ground::Fakes | Ground::Gpus => ["--transport", "nccl", "--kernels", "ptx"],
-    });
-    if !ground.is_host() && !ground.has_nccl() {
-        command.args(shared_gpus(pipeline.world_size().get()));
-    }
     Ok(())
 }
 
