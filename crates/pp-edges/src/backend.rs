@@ -7,6 +7,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use pp_contract::{Fault, FaultKind, Generation, Rank};
@@ -19,6 +20,7 @@ use crate::group::Members;
 use crate::lane::shared::{self, SharedEnd};
 pub use crate::shm::layout::EdgeEnd;
 use crate::shm::layout::{EdgeShape, Holds, Layout};
+use crate::shm::memory::available_bytes;
 use crate::shm::region::Region;
 use pp_meet::control::ControlSender;
 
@@ -81,6 +83,50 @@ pub trait Peer {
     /// # Errors
     /// The other rank is lost, or sent something unexpected.
     fn receive_fds(&mut self) -> Result<Vec<OwnedFd>, Fault>;
+
+    /// Gives the memory that was made for the edges with this rank while it was awaited, if any was.
+    fn ahead(&mut self) -> Option<Ahead> {
+        None
+    }
+}
+
+/// What is made ahead takes at most this share of the memory that is free.
+const MOST_AHEAD: u64 = 16;
+
+/// Memory that this rank will share with another one, made on a thread of its own while the other one is awaited.
+///
+/// # If dropped
+/// The thread goes on, and frees the memory.
+pub struct Ahead {
+    len: usize,
+    making: JoinHandle<Result<Region, TransportError>>,
+}
+
+impl Ahead {
+    /// Begins to make what these edges need between two ranks of which one is in host memory. None if there is little memory, or no
+    /// thread.
+    pub fn begin(edges: &[EdgeEnd]) -> Option<Self> {
+        let shapes = in_order(edges);
+        let shapes = shapes.iter().map(|end| end.shape);
+        let len = Layout::new(shapes, Holds::All).ok()?.len;
+        // Other ranks may do the same, while some still hold what they shared before.
+        let is_small = available_bytes().is_some_and(|free| len as u64 <= free / MOST_AHEAD);
+        if !is_small {
+            return None;
+        }
+        let thread = std::thread::Builder::new().name("pp-share".into());
+        let making = thread.spawn(move || Region::create(shared::NAME, len));
+        Some(Self {
+            len,
+            making: making.ok()?,
+        })
+    }
+
+    /// Waits for the memory. None if it could not be made, or has another length.
+    fn take(self, len: usize) -> Option<Region> {
+        let made = self.making.join().ok()?.ok();
+        made.filter(|_| self.len == len)
+    }
 }
 
 /// The other ranks, one at a time, while a group is made.
@@ -312,7 +358,14 @@ pub fn share_memory(
     let layout = || Layout::new(shapes, holds).map_err(&own);
     let (region, layout, peer_bell) = if peer.own_rank() < peer.rank() {
         let layout = layout()?;
-        let region = Region::create(shared::NAME, layout.len).map_err(&own)?;
+        let ahead = match holds {
+            Holds::All => peer.ahead(),
+            Holds::Slots | Holds::Rings => None,
+        };
+        let region = match ahead.and_then(|ahead| ahead.take(layout.len)) {
+            Some(region) => region,
+            None => Region::create(shared::NAME, layout.len).map_err(&own)?,
+        };
         peer.send_fds(&[region.fd(), bell.fd()])?;
         let [peer_bell] = receive_fds(peer)?;
         (region, layout, Bell::open(peer_bell).map_err(&own)?)
@@ -332,4 +385,28 @@ pub fn share_memory(
         peer_bell: peer_bell.clone(),
     };
     Ok(layout.edges.into_iter().map(end).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_made_ahead_is_as_long_as_the_edges_need() {
+        let end = |edge, is_sender, slot_bytes| EdgeEnd {
+            edge,
+            is_sender,
+            shape: EdgeShape {
+                depth: 2,
+                slot_bytes,
+            },
+        };
+        let edges = [end(3, true, 5_000), end(1, false, 100_000)];
+        let shapes = in_order(&edges);
+        let layout = Layout::new(shapes.iter().map(|end| end.shape), Holds::All).unwrap();
+        let region = Ahead::begin(&edges).unwrap().take(layout.len);
+        assert!(region.unwrap().pages().1 >= layout.len);
+        let other = Ahead::begin(&edges).unwrap().take(layout.len + 1);
+        assert!(other.is_none(), "memory of another length was taken");
+    }
 }

@@ -98,6 +98,8 @@ impl ThisRank<'_> {
                 bell: &bell,
                 first: joined,
                 generation,
+                on_device: Vec::new(),
+                ahead: Vec::new(),
             },
         )?;
         self.context.signals.finished(finished.interrupted);

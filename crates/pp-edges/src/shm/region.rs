@@ -3,7 +3,7 @@
 //! Hazard: if a mapped file shrinks, the process is killed (SIGBUS), and memory that another process writes is no
 //! `&[u8]`. Guarantee: the file is sealed against resizing before its descriptor leaves this process. A descriptor from
 //! a peer is refused unless it is sealed in the same way and has exactly the expected size. The pages are reserved when
-//! the file is made. The only references handed out point to atomics. Everything else is copied, or borrowed under the
+//! the file is mapped. The only references handed out point to atomics. Everything else is copied, or borrowed under the
 //! slot protocol of [`pp_words::slots`].
 //!
 //! The memory has no name in the file system: the kernel frees the pages with the last process.
@@ -14,13 +14,19 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::memory::available_bytes;
 use crate::error::TransportError;
 use pp_words::bell::BellWords;
 use pp_words::ring::{RingBytes, RingWords};
 use pp_words::slots::SlotWord;
+
+/// Bytes of a region whose pages are worth a thread that touches them.
+const TOUCHED_EACH: usize = 16 << 20;
+/// Most threads that touch the pages of a region.
+const MOST_TOUCHING: usize = 8;
 
 /// Marks the types that may be referenced in memory which another process writes.
 ///
@@ -71,8 +77,6 @@ impl Region {
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(fail)?;
         rustix::fs::ftruncate(&fd, len as u64).map_err(fail)?;
-        // The pages are reserved now: running out of memory later would be a SIGBUS in the middle of a copy.
-        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64).map_err(fail)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(fail)?;
         Self::map(fd, len)
@@ -102,6 +106,10 @@ impl Region {
     }
 
     fn map(fd: OwnedFd, len: usize) -> Result<Self, TransportError> {
+        let fail = |source| TransportError::Shared {
+            what: format!("cannot reserve and map {len} bytes of shared memory"),
+            source,
+        };
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours;
         // `fd` is sealed, so the pages behind it stay for as long as the mapping does.
         let base = unsafe {
@@ -109,17 +117,73 @@ impl Region {
                 std::ptr::null_mut(),
                 len,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::POPULATE,
+                MapFlags::SHARED,
                 &fd,
                 0,
             )
         }
-        .map_err(|source| TransportError::Shared {
-            what: format!("cannot map {len} bytes of shared memory"),
-            source,
-        })?;
+        .map_err(fail)?;
         let base = NonNull::new(base.cast()).expect("mmap gives a non-null address or an error");
-        Ok(Self { base, len, fd })
+        let region = Self { base, len, fd };
+        // Running out of memory later would be a SIGBUS in the middle of a copy.
+        region.touch().map_err(fail)?;
+        Ok(region)
+    }
+
+    /// Reserves and maps all pages. The kernel zeroes a page when it is first touched, so several threads share them.
+    fn touch(&self) -> rustix::io::Result<()> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (self.len / TOUCHED_EACH).clamp(1, cores.min(MOST_TOUCHING));
+        let part = round_to_pages(self.len.div_ceil(threads));
+        let touch = |at: usize| {
+            let (base, len) = (self.bytes_at(at, 0), part.min(self.len - at));
+            // SAFETY: whole pages of this mapping. It changes no byte.
+            unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxPopulateWrite) }
+        };
+        let touched = std::thread::scope(|scope| {
+            let starts = (part..self.len).step_by(part);
+            let aside = |at| {
+                let thread = std::thread::Builder::new().name("pp-touch".into());
+                thread
+                    .spawn_scoped(scope, move || touch(at))
+                    .map_err(|_| at)
+            };
+            let others: Vec<_> = starts.map(aside).collect();
+            let own = touch(0);
+            others.into_iter().fold(own, |before, other| {
+                let result = match other {
+                    Ok(thread) => thread.join().unwrap_or(Err(Errno::NOMEM)),
+                    Err(at) => touch(at),
+                };
+                before.and(result)
+            })
+        });
+        match touched {
+            Err(Errno::INVAL) => self.touch_on_old_linux(),
+            // It says so where a touch would be a SIGBUS: there is no page left.
+            Err(Errno::FAULT) => Err(Errno::NOMEM),
+            touched => touched,
+        }
+    }
+
+    /// Linux before 5.14 touches pages while it maps them, on one thread.
+    fn touch_on_old_linux(&self) -> rustix::io::Result<()> {
+        let len = self.len as u64;
+        rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, len)?;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE | MapFlags::FIXED;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: it replaces this mapping by another one of the same bytes; nothing was lent from it yet.
+        unsafe {
+            rustix::mm::mmap(
+                self.base.as_ptr().cast(),
+                self.len,
+                access,
+                flags,
+                &self.fd,
+                0,
+            )
+        }?;
+        Ok(())
     }
 
     /// Returns the descriptor, to be passed to a peer on this host.

@@ -8,7 +8,9 @@ use pp_contract::pipeline::EdgeSpec;
 use pp_contract::{Fault, Pipeline, Rank, with_source};
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{OnStuck, Watch};
-use pp_transport::backend::{Backend, Connect, EdgeEnd, End, Neighbours, OnFrame, Peer, compare};
+use pp_transport::backend::{
+    Ahead, Backend, Connect, EdgeEnd, End, Neighbours, OnFrame, Peer, compare,
+};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlSender, Message, SocketKind};
 use pp_transport::error::TransportError;
@@ -253,5 +255,11 @@ impl Peer for Neighbour<'_> {
         // The peer may load weights before it maps anything.
         let set_up = &mut self.joined.set_up;
         set_up.descriptors(self.rank, "receive shared memory")
+    }
+
+    fn ahead(&mut self) -> Option<Ahead> {
+        let ahead = &mut self.joined.ahead;
+        let at = ahead.iter().position(|(rank, _)| *rank == self.rank)?;
+        Some(ahead.swap_remove(at).1)
     }
 }

@@ -10,7 +10,7 @@ use pp_contract::{
     Text, WorldSize, digest,
 };
 use pp_runtime::watch::{SetUp, WatchOptions};
-use pp_transport::backend::Backend;
+use pp_transport::backend::{Ahead, Backend};
 use pp_transport::control::{
     ControlChannel, ControlSender, Message, OnMet, RendezvousOptions, Tell, agree, introduce,
     rendezvous,
@@ -76,6 +76,8 @@ pub(crate) struct JoinedRank {
     pub(super) pids: Vec<(Rank, u32)>,
     /// Which attempt to connect all ranks this is.
     pub(super) generation: Generation,
+    /// What was made for the edges with some of them while they were awaited.
+    pub(super) ahead: Vec<(Rank, Ahead)>,
     /// Set where this rank survives the loss of another.
     pub(super) failover: Option<Arc<Failover>>,
 }
@@ -192,6 +194,7 @@ pub(crate) fn join<P: Plan, B: Backend>(
         context: Arc::clone(context),
         own: rank,
         set_up,
+        ahead: Vec::new(),
         on_device: hellos
             .iter()
             .map(|hello| hello.parts().device.is_some())

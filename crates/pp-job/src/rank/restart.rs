@@ -17,7 +17,7 @@ use pp_runtime::driver::{Driven, RankRun};
 use pp_runtime::stage::Source;
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::Watch;
-use pp_transport::backend::{Backend, EdgeEnd, End};
+use pp_transport::backend::{Ahead, Backend, EdgeEnd, End};
 use pp_transport::bell::Bell;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -40,6 +40,27 @@ pub(super) struct Meeting<'a, T> {
     /// The first meeting, where it went well, and which attempt to connect all ranks it was.
     pub(super) first: Option<JoinedRank>,
     pub(super) generation: u32,
+    /// By rank: its payloads lie on a device.
+    pub(super) on_device: Vec<bool>,
+    /// What was made for the edges of the next generation.
+    pub(super) ahead: Vec<(Rank, Ahead)>,
+}
+
+impl<T> Meeting<'_, T> {
+    /// Begins to make the memory of the edges between host memory and another rank, as far as this rank makes it.
+    fn make_ahead(&mut self, own: Rank) {
+        // After a meeting that failed it is there, and before the first one nothing is known.
+        if !self.ahead.is_empty() || self.on_device.is_empty() {
+            return;
+        }
+        let is_on_device = |rank: Rank| self.on_device[rank.get() as usize];
+        let makes = |(peer, _): &&(Rank, Vec<EdgeEnd>)| {
+            own < *peer && !(is_on_device(own) && is_on_device(*peer))
+        };
+        let making = self.edges.iter().filter(makes);
+        let making = making.filter_map(|(peer, ends)| Some((*peer, Ahead::begin(ends)?)));
+        self.ahead = making.collect();
+    }
 }
 
 /// A rank that is connected, and the processes of the others on this host.
@@ -139,6 +160,7 @@ where
         if is_over {
             return Err(used_up(fault, &causes, restarts, is_supervised).into());
         }
+        meeting.make_ahead(this.rank());
         causes.push(fault);
     }
 }
@@ -244,6 +266,8 @@ where
             join::<P, B>(this, backend, meeting.profile, within)?
         }
     };
+    meeting.on_device.clone_from(&joined.on_device);
+    joined.ahead = std::mem::take(&mut meeting.ahead);
     let pids = joined.pids.clone();
     let missed = |error: Error| JoinError::after(error, &pids);
     let generation = if this.rank() == RANK_0 {
