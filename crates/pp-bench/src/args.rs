@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use pp_command::{TransportChoice, plugin_arg, whole};
+use pp_command::{KernelChoices, TransportChoice, plugin_arg, whole};
 use pp_contract::DeviceName;
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
@@ -191,8 +191,12 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", default_value_t = 720, value_parser = whole(16..=16384_u32))]
     pub(crate) height: u32,
     /// Kernels, as for pp run.
-    #[arg(long, value_name = "auto|cpu|ptx|FILE.so", default_value = "auto")]
-    pub(crate) kernels: String,
+    #[arg(
+        long,
+        value_name = "auto|cpu|ptx|FILE.so|STAGE=...",
+        default_value = "auto"
+    )]
+    pub(crate) kernels: KernelChoices,
     /// An argument for the plugin; may be given several times, each key once.
     #[arg(long = "plugin-arg", value_name = "KEY=VALUE", value_parser = plugin_arg)]
     pub(crate) plugin_args: Vec<(String, String)>,

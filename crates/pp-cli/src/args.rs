@@ -215,7 +215,8 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value = "auto")]
     pub transport: TransportChoice,
     /// The device of each rank: cpu, cuda:N for the visible GPU N, which ranks that name it share, or cuda for the next
-    /// GPU of the host. By default --transport and --kernels decide.
+    /// GPU of the host. By default the GPUs that there are, first for ranks with stages between source and sink; the other
+    /// ranks are CPUs.
     #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',')]
     pub devices: Vec<DeviceName>,
     /// Denoising steps, 0 to 1024; 0 copies the input, bit for bit.

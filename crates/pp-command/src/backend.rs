@@ -107,10 +107,14 @@ pub fn check(
             false => about.host,
         };
         if let Some(device) = device_of(rank).filter(|device| !works_there(device)) {
-            let memory = if about.host { "host" } else { "GPU" };
+            let (memory, other) = if about.host {
+                ("host", "cpu")
+            } else {
+                ("GPU", "a GPU")
+            };
             return Err(Error::Usage(format!(
-                "--kernels {} works in {memory} memory, and --devices gives rank {rank} {device}, where {name} stands; leave \
-                 --kernels out, or give each rank another device",
+                "--kernels gives {name} the kernels {}, which work in {memory} memory, and --devices gives rank {rank} {device}; \
+                 give rank {rank} {other}, or {name} other kernels",
                 about.name
             )));
         }
@@ -131,7 +135,7 @@ pub fn check(
     let (about, memory, other, default) = match (of_host, of_gpus) {
         (Some(host), Some(gpus)) => {
             return Err(Error::Usage(format!(
-                "--kernels names {}, which work in host memory, and {}, which work in GPU memory; say with --devices which ranks \
+                "--kernels names {}, which works in host memory, and {}, which works in GPU memory; say with --devices which ranks \
                  are CPUs, as in --devices cpu,cuda:0",
                 host.name, gpus.name
             )));
@@ -162,14 +166,16 @@ pub fn is_the_only_gpu_usable(are_built_in: bool) -> bool {
     matches!(Device::count(), Ok(1)) && Device::open(0).is_ok_and(is_usable)
 }
 
-/// Counts the GPUs of this machine, from the first, which these kernels can use, built in or not. Makes no context.
+/// Counts the GPUs of this machine. Makes no context.
 #[must_use]
-pub fn usable_gpus(are_built_in: bool) -> u32 {
-    let is_usable = |number: &u32| {
-        Device::describe(*number).is_ok_and(|about| !are_built_in || runs_on(&about))
-    };
-    let all = 0..Device::count().unwrap_or(0);
-    all.take_while(is_usable).count() as u32
+pub fn gpus() -> u32 {
+    Device::count().unwrap_or(0)
+}
+
+/// Says whether the built-in kernels run on this GPU. Makes no context.
+#[must_use]
+pub fn runs_built_in(number: u32) -> bool {
+    Device::describe(number).is_ok_and(|about| runs_on(&about))
 }
 
 /// Refuses a transport between devices that it does not connect.
@@ -356,7 +362,7 @@ fn place(
         (Err(reason), _, Some(gpus)) => fault(
             FaultKind::BadInput,
             format!(
-                "the kernels '{}' work in GPU memory alone, and {reason}",
+                "the kernels '{}' work in GPU memory alone, and {reason}; give their stages a GPU, or other kernels",
                 gpus.name
             ),
         ),

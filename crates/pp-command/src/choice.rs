@@ -47,6 +47,7 @@ impl FromStr for KernelChoice {
 /// Where all stages get their kernels: one choice for all, or one for each stage that is named, and `auto` for the others.
 #[derive(Clone, Debug)]
 pub struct KernelChoices {
+    text: String,
     others: KernelChoice,
     named: Vec<(String, KernelChoice)>,
 }
@@ -65,9 +66,27 @@ impl KernelChoices {
         std::iter::once(&self.others).chain(named)
     }
 
+    /// Says whether a plugin is among them.
+    #[must_use]
+    pub fn has_plugin(&self) -> bool {
+        self.iter().any(|choice| choice.file().is_some())
+    }
+
+    /// Says whether one of these stages has kernels that are built in.
+    pub fn has_built_in<'a>(&self, mut stages: impl Iterator<Item = &'a str>) -> bool {
+        stages.any(|stage| self.of(stage).file().is_none())
+    }
+
     /// The stages that are named, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.named.iter().map(|(name, _)| &**name)
+    }
+}
+
+/// As it was given.
+impl fmt::Display for KernelChoices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
@@ -83,6 +102,7 @@ impl FromStr for KernelChoices {
         if !is_list {
             let Ok(others) = text.parse();
             return Ok(Self {
+                text: text.to_owned(),
                 others,
                 named: Vec::new(),
             });
@@ -105,6 +125,7 @@ impl FromStr for KernelChoices {
             }
         }
         Ok(Self {
+            text: text.to_owned(),
             others: KernelChoice::Auto,
             named,
         })
@@ -114,8 +135,8 @@ impl FromStr for KernelChoices {
 /// How payloads travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransportChoice {
-    /// GPU memory if --devices names GPUs or this machine has one for each rank, else shared memory. Between two GPUs it is p2p if NVLink connects
-    /// them, else nccl. Prints the choice.
+    /// GPU memory for ranks on GPUs, shared memory for ranks on CPUs. Between two GPUs it is p2p if NVLink connects them, else
+    /// nccl. Prints the choice.
     Auto,
     /// Memory that the ranks of one machine share.
     Host,

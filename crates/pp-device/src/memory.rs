@@ -222,7 +222,8 @@ impl PinnedBuffer {
         Ok(buffer)
     }
 
-    /// Drops it, and waits until it is freed, but no longer than this: what comes next shall not meet the call that frees.
+    /// Frees the buffer, and waits for that at most `within`; after that it is freed later. The driver may hold up other work
+    /// while it frees.
     pub fn free_within(mut self, within: Duration) {
         let (until_freed, freed) = channel();
         self.0.until_freed = Some(until_freed);

@@ -92,7 +92,7 @@ typedef struct pp_error {
 #define PP_STAGE_MIDDLE 1u /* tensors in, tensors out */
 #define PP_STAGE_SINK 2u   /* tensors in, frames out */
 
-/* pp_stage.flags, of middle stages only but for the last one; a host refuses a flag that it does not know */
+/* pp_stage.flags. The first four are for middle stages only. A host refuses a flag that it does not know. */
 #define PP_STAGE_PARTS 1u /* its passes can be cut into parts: part i of n runs as a stage of its own */
 #define PP_STAGE_GROUP 2u /* several members can run it together, with the collectives of pp_group */
 #define PP_STAGE_RING 4u  /* a chunk can come by several times; each lap runs its share of the passes */

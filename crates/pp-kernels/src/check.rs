@@ -191,15 +191,24 @@ fn is_alike_in_both(subject: &Subject<'_>) -> Outcome {
             if !subject.takes(&setup)? {
                 continue;
             }
-            let on_host = |on_host| Setup { on_host, ..setup };
-            let script = script(4, 2);
-            let expected = play(subject, &on_host(|_| true), &script)?;
-            let found = play(subject, &on_host(|stage| !stage.same_bytes), &script)?;
-            must_equal(
-                &found,
-                &expected,
-                &format!("GPU memory, at {width}x{height} {chroma:?},"),
-            )?;
+            // What goes from part to part and from lap to lap counts, too.
+            let flagged = || about.stages.iter().filter(|stage| stage.same_bytes);
+            let parts = flagged().filter(|stage| stage.in_parts);
+            let laps = flagged().filter(|stage| stage.in_ring);
+            let parts = parts.map(|stage| Some((&*stage.name, [2, 1, 1])));
+            let laps = laps.map(|stage| Some((&*stage.name, [1, 2, 1])));
+            for sharing in [None].into_iter().chain(parts).chain(laps) {
+                let on_host = |on_host| Setup {
+                    on_host,
+                    sharing,
+                    ..setup
+                };
+                let script = script(4, 2);
+                let expected = play(subject, &on_host(|_| true), &script)?;
+                let found = play(subject, &on_host(|stage| !stage.same_bytes), &script)?;
+                let what = format!("GPU memory, at {width}x{height} {chroma:?},");
+                must_equal(&found, &expected, &what)?;
+            }
         }
     }
     Ok(())

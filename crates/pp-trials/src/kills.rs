@@ -101,6 +101,8 @@ impl fmt::Display for Times {
 #[derive(Serialize)]
 struct KillsReport<'a> {
     transport: &'a str,
+    /// As they were named.
+    devices: String,
     /// From the loss to the next result.
     back_in_service: Times,
     /// From the start of the process to kernels that can be called.
@@ -125,8 +127,8 @@ pub(crate) fn kills(args: &KillsArgs) -> std::result::Result<(), Error> {
         (_, Some(_)) => (TransportChoice::Auto, TransportChoice::Host),
     };
     let gpus = match transport {
-        TransportChoice::Auto if !has_gpus => 0,
         TransportChoice::Host => 0,
+        TransportChoice::Auto if !has_gpus => 0,
         _ => Device::count().map_err(anyhow::Error::new)?.min(2),
     };
     // Open from now on, so that no driver goes to sleep between two processes.
@@ -141,6 +143,7 @@ pub(crate) fn kills(args: &KillsArgs) -> std::result::Result<(), Error> {
     let (back, bare) = (Times::of(back), Times::of(bare));
     let report = KillsReport {
         transport: &transport,
+        devices: DeviceName::list(&args.devices),
         over_median_ms: back.median_ms - bare.median_ms,
         over_worst_ms: back.worst_ms - bare.worst_ms,
         back_in_service: back,
@@ -159,7 +162,11 @@ pub(crate) fn kills(args: &KillsArgs) -> std::result::Result<(), Error> {
 
 impl fmt::Display for KillsReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "transport {}, the output is right", self.transport)?;
+        match &*self.devices {
+            "" => write!(f, "transport {}", self.transport)?,
+            devices => write!(f, "devices {devices}")?,
+        }
+        writeln!(f, ", the output is right")?;
         writeln!(f, "back in service: {}", self.back_in_service)?;
         writeln!(f, "a bare rank:     {}", self.bare_start)?;
         let (median, worst) = (self.over_median_ms, self.over_worst_ms);

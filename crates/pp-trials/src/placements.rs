@@ -251,7 +251,7 @@ pub(crate) fn placements(args: &PlacementsArgs) -> Result<(), Error> {
         .fewest_gpus(&TWO.parse().expect("a pipeline of ours"));
     if args.beside_cpus && (job.ground.is_host() || job.ground.has_nccl()) {
         return Err(Error::Usage(
-            "--beside-cpus puts CPUs beside GPUs that copy; give --transport p2p, too".into(),
+            "--beside-cpus needs ranks on GPUs that copy to each other; add --transport p2p".into(),
         ));
     }
     args.trials

@@ -59,16 +59,19 @@ pub fn plan(
     let alone = alone_on(args, &subject, &on_one_rank, None)?;
     let alone = alone.map_err(Failed::into_error)?;
     let (bytes, is_on_host) = (alone[0].bytes, alone[0].is_on_host);
-    let gpus = match is_on_host {
-        true => 0,
-        false => subject.gpus(),
-    };
+    let there = subject.gpus();
+    let gpus = if is_on_host { 0 } else { there };
     let are_few = (1..args.ranks).contains(&gpus);
+    let edge_ms = |devices| match subject.edge_ms(bytes, devices)? {
+        Ok(edge) => Ok(edge),
+        Err(failed) => Err(failed.into_error()),
+    };
+    let mut left_out = Vec::new();
     let edge = match args.ranks {
         1 => [0.0; 2],
-        _ if is_on_host => subject.edge_ms(bytes, Some(ON_CPUS))?,
-        _ if are_few => subject.edge_ms(bytes, Some(ON_BOTH))?,
-        _ => subject.edge_ms(bytes, None)?,
+        _ if is_on_host => edge_ms(Some(ON_CPUS))?,
+        _ if gpus == 1 => [0.0; 2],
+        _ => edge_ms(None)?,
     };
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let chains_of = |alone: &[Seen], edge| -> Vec<Chain> {
@@ -82,36 +85,37 @@ pub fn plan(
     let best = best(&chains, if are_few { gpus } else { args.ranks });
     let predicted = |(parts, placed): &(u32, Placement)| Candidate {
         predicted_ms: Some(placed.period_ms),
+        // Else some ranks would be on GPUs.
+        devices: (is_on_host && there > 0).then(|| devices(placed, 0)),
         ..Candidate::of(subject.text(*parts, &placed.ranks))
     };
     let mut candidates = vec![predicted(&best)];
-    let mut on_cpus = None;
     if are_few {
-        on_cpus = Some(alone_on(args, &subject, &on_one_rank, Some("cpu"))?);
-    }
-    let mut left_out = Vec::new();
-    match on_cpus {
-        None => {}
-        Some(Err(failed)) => left_out.push(LeftOut {
-            candidate: Candidate {
-                devices: Some("cpu".into()),
-                ..Candidate::of(on_one_rank[0].clone())
-            },
-            why: failed.why(),
-        }),
-        Some(Ok(alone)) => {
-            let on_cpus = chains_of(&alone, subject.edge_ms(bytes, Some(ON_CPUS))?);
-            let both = (1..).zip(chains.iter().zip(&on_cpus));
-            let both =
-                both.filter_map(|(parts, (gpu, cpu))| Some((parts, on_both(gpu, cpu, gpus)?)));
-            for (placed, gpus) in [
-                (both.reduce(better), gpus),
-                (Some(self::best(&on_cpus, args.ranks)), 0),
-            ] {
-                candidates.extend(placed.map(|placed| Candidate {
-                    devices: Some(devices(&placed.1, gpus)),
-                    ..predicted(&placed)
-                }));
+        let with = |placed: (u32, Placement), gpus| Candidate {
+            devices: Some(devices(&placed.1, gpus)),
+            ..predicted(&placed)
+        };
+        let on_one = |devices: &str| Candidate {
+            devices: Some(devices.to_owned()),
+            ..Candidate::of(on_one_rank[0].clone())
+        };
+        let alone_here = &alone;
+        match alone_on(args, &subject, &on_one_rank, Some("cpu"))? {
+            Err(failed) => left_out.push(LeftOut::of(on_one("cpu"), &failed)),
+            Ok(alone) => {
+                let on_cpus = chains_of(&alone, edge_ms(Some(ON_CPUS))?);
+                match subject.edge_ms(bytes, Some(ON_BOTH))? {
+                    Err(failed) => left_out.push(LeftOut::of(on_one(ON_BOTH), &failed)),
+                    Ok(between) => {
+                        let on_gpus = chains_of(alone_here, between);
+                        let both = (1..).zip(on_gpus.iter().zip(&on_cpus));
+                        let both = both.filter_map(|(parts, (gpu, cpu))| {
+                            Some((parts, on_both(gpu, cpu, gpus)?))
+                        });
+                        candidates.extend(both.reduce(better).map(|placed| with(placed, gpus)));
+                    }
+                }
+                candidates.push(with(self::best(&on_cpus, args.ranks), 0));
             }
         }
     }
@@ -266,10 +270,7 @@ fn outcomes(
                 candidate,
                 measured_ms: seen.period_ms,
             }),
-            Err(failed) => left_out.push(LeftOut {
-                candidate,
-                why: failed.why(),
-            }),
+            Err(failed) => left_out.push(LeftOut::of(candidate, &failed)),
         }
     }
     Ok((outcomes, left_out))
@@ -396,6 +397,13 @@ struct LeftOut {
     why: String,
 }
 
+impl LeftOut {
+    fn of(candidate: Candidate, failed: &Failed) -> Self {
+        let why = failed.why();
+        Self { candidate, why }
+    }
+}
+
 impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.candidate, self.why)
@@ -477,7 +485,10 @@ impl fmt::Display for PlanReport {
                 "assumed: the ranks share the {} cores of this machine, and a stage keeps up to {} of them busy",
                 self.cores, self.cores_of_a_stage
             )?,
-            (false, Some(gpus)) => writeln!(f, "assumed: {gpus} of the ranks are on GPUs")?,
+            (false, Some(gpus)) => writeln!(
+                f,
+                "assumed: {gpus} ranks have a GPU each, and the others are on CPUs"
+            )?,
             (false, None) => writeln!(f, "assumed: each rank has a GPU of its own")?,
         }
         if let (Some(over), Some(best)) = (self.over_best, self.placements.first()) {

@@ -198,15 +198,11 @@ impl<'a> Subject<'a> {
 
     /// How many GPUs of this machine the ranks may use, if `pp run` finds their devices.
     pub(super) fn gpus(&self) -> u32 {
-        let StageSource::Film(..) = &self.stages else {
-            return 0;
-        };
-        if self.args.transport != TransportChoice::Auto {
-            return 0;
+        let is_film = matches!(self.stages, StageSource::Film(..));
+        match is_film && self.args.transport == TransportChoice::Auto {
+            true => backend::gpus(),
+            false => 0,
         }
-        let choices: Result<KernelChoices, _> = self.args.kernels.parse();
-        let are_built_in = |choices: KernelChoices| choices.iter().any(|of| of.file().is_none());
-        backend::usable_gpus(choices.is_ok_and(are_built_in))
     }
 
     /// Runs this pipeline.
@@ -228,7 +224,7 @@ impl<'a> Subject<'a> {
                     .arg(&clip.path);
                 command.args([
                     "--kernels",
-                    &args.kernels,
+                    &args.kernels.to_string(),
                     "--transport",
                     &args.transport.to_string(),
                 ]);
@@ -289,8 +285,12 @@ impl<'a> Subject<'a> {
     /// a payload, and how long it is on its way, in milliseconds.
     ///
     /// # Errors
-    /// The job fails.
-    pub(super) fn edge_ms(&self, bytes: u64, devices: Option<&str>) -> Result<[f64; 2], Error> {
+    /// The job prints no report. The inner error is that of a job that fails.
+    pub(super) fn edge_ms(
+        &self,
+        bytes: u64,
+        devices: Option<&str>,
+    ) -> Result<Result<[f64; 2], Failed>, Error> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["bench", "overlap", "--json", "--stages", "0,0,0"]);
         command.args(["--pipeline", "s0@0 -> s1@1 -> s2@0", "--chunks", "5000"]);
@@ -299,11 +299,14 @@ impl<'a> Subject<'a> {
             Some(devices) => command.args(["--transport", "auto", "--devices", devices]),
             None => command.args(["--transport", &self.args.transport.to_string()]),
         };
-        let report = job(&mut command)?.map_err(Failed::into_error)?;
+        let report = match job(&mut command)? {
+            Ok(report) => report,
+            Err(failed) => return Ok(Err(failed)),
+        };
         let figure = |value: &Value| value.as_f64().unwrap_or(0.0);
         // Rank 1 has two edges. On GPUs the copies run beside the stages.
         let driver_ms = figure(&report["driver_us"][1]) / 1e3;
-        Ok([driver_ms / 2.0, figure(&report["period_mean_ms"])])
+        Ok(Ok([driver_ms / 2.0, figure(&report["period_mean_ms"])]))
     }
 }
 
@@ -347,12 +350,9 @@ fn job(command: &mut Command) -> Result<Result<Value, Failed>, Error> {
 
 /// The stages of these kernels.
 fn stages_of(
-    kernels: &str,
+    kernels: &KernelChoices,
     describe: impl Fn(&Path) -> Result<Description, Error>,
 ) -> Result<Vec<StageInfo>, Error> {
-    let choices: KernelChoices = kernels
-        .parse()
-        .map_err(|what| Error::Usage(format!("--kernels {kernels}: {what}")))?;
     let stages_of = |choice: &KernelChoice| {
         backend::find_plugin(choice)?;
         let about = match choice {
@@ -363,18 +363,22 @@ fn stages_of(
         };
         Ok::<_, Error>(about.stages)
     };
-    let others = choices.iter().next().map(stages_of).transpose()?;
+    let others = kernels.iter().next().map(stages_of).transpose()?;
     let mut stages = others.unwrap_or_default();
-    for name in choices.names() {
-        let given = stages_of(choices.of(name))?;
-        let given = given.into_iter().find(|stage| stage.name == name);
-        let place = stages.iter_mut().find(|stage| stage.name == name);
-        let (Some(place), Some(given)) = (place, given) else {
-            return Err(Error::Usage(format!(
-                "--kernels {kernels}: there is no stage {name}; a list changes the kernels of encode, phase_b or decode"
-            )));
+    for name in kernels.names() {
+        let refuse = |what| Err(Error::Usage(format!("--kernels {kernels}: {what}")));
+        let given = stages_of(kernels.of(name))?;
+        let Some(given) = given.into_iter().find(|stage| stage.name == name) else {
+            return refuse(format!(
+                "its kernels have no stage {name}; name others for it"
+            ));
         };
-        *place = given;
+        let Some(at) = stages.iter().position(|stage| stage.name == name) else {
+            let names: Vec<&str> = stages.iter().map(|stage| &*stage.name).collect();
+            let names = names.join(", ");
+            return refuse(format!("there is no stage {name}; name one of {names}"));
+        };
+        stages[at] = given;
     }
     Ok(stages)
 }

@@ -203,12 +203,12 @@ fn gpus() -> Finding {
     // Eight slots of 8 MiB.
     if let Some(Err(error)) = devices.first().map(|gpu| try_to_lock(gpu, 64 << 20)) {
         let why = with_source(&error);
+        names.push(format!(
+            "64 MiB of shared memory cannot be page-locked: {why}"
+        ));
         return Note(
-            format!(
-                "{}; 64 MiB of memory that ranks share cannot be page-locked: {why}",
-                names.join(", ")
-            ),
-            "no CPU can stand beside a GPU here (--devices cpu,cuda:0): raise the limit of locked memory (ulimit -l), or the \
+            names.join(", "),
+            "edges between a CPU and a GPU (--devices cpu,cuda:0) may fail: raise the limit of locked memory (ulimit -l), or the \
              memory of the container",
         );
     }

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use pp_contract::{DeviceName, Pipeline, Rank};
 use pp_kernels::Description;
 
-/// Gives so many GPUs to ranks with stages between source and sink first, then to others, in their order; the rest are CPUs.
-/// A stage whose bytes depend on the memory has one kind of memory: CPUs, if the GPUs are too few for it. None if that leaves no
-/// stage between source and sink on a GPU, or a rank without kernels for its memory.
+/// The devices of ranks where `gpus` are fewer than the ranks. Ranks with a stage between source and sink get GPUs first. If a
+/// group, or the parts of a stage that may give other bytes on a CPU, do not all get one, all are CPUs. None if no stage between
+/// source and sink is on a GPU, or a rank has no kernels for its memory.
 pub(super) fn mixed(
     pipeline: &Pipeline,
     kernels: &[Description],
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpus_go_to_the_stages_between_first_and_never_to_a_part_of_a_stage() {
+    fn gpus_go_first_to_stages_between_and_no_stage_is_mixed() {
         let found = |text: &str, gpus, change: fn(&mut Description)| {
             let pipeline: Pipeline = text.parse().unwrap();
             let mut about = KernelSet::for_host().describe().clone();

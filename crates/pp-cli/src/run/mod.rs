@@ -28,7 +28,9 @@ use std::rc::Rc;
 use pp_command::backend::{self, Backend};
 use pp_command::env::Env;
 use pp_command::{KernelChoice, TransportChoice};
-use pp_contract::{DeviceName, Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
+use pp_contract::{
+    DeviceName, Fault, FaultKind, Pipeline, Rank, StageSpec, VideoPlan, plan_digest,
+};
 use pp_job::internal::{check_world, say, say_aside, signal_name};
 use pp_job::output::Shown;
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, RANK_0, ThisRank};
@@ -100,7 +102,7 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     let otherwise = if is_on_the_only_gpu { 1 } else { 2 };
     let pipeline = placement::pipeline(args, world.unwrap_or(otherwise))?;
     backend::check(&args.kernels, args.transport, &args.devices, &pipeline)?;
-    let has_plugin = args.kernels.iter().any(|choice| choice.file().is_some());
+    let has_plugin = args.kernels.has_plugin();
     let mut about = None;
     if !has_plugin {
         about = Some(described(args, &pipeline, env)?);
@@ -158,22 +160,39 @@ fn is_on_the_only_gpu(args: &RunArgs, env: &Env) -> Result<bool, Error> {
             return Ok(false);
         }
     }
-    let are_built_in = args.kernels.iter().any(|choice| choice.file().is_none());
+    let set = KernelSet::for_host();
+    let mut names = set.stages().iter().map(|stage| &*stage.name);
+    let are_built_in = args.kernels.has_built_in(&mut names);
     Ok(backend::is_the_only_gpu_usable(are_built_in))
 }
 
-/// The devices of ranks that are more than the GPUs of this machine; none where each has a GPU, or none can have one.
+/// The devices of ranks of which some can be on the GPUs of this machine, and others not; none where all can, or none.
 fn found_devices(args: &RunArgs, pipeline: &Pipeline, about: &[Description]) -> Vec<DeviceName> {
     let ranks = pipeline.world_size().get();
-    let is_for_gpus = |of: &Description| of.cuda;
-    if ranks == 1 || !about.iter().any(is_for_gpus) {
+    let are_for_gpus = about.iter().filter(|of| of.cuda).count();
+    if ranks == 1 || are_for_gpus == 0 {
         return Vec::new();
     }
-    let are_built_in = args.kernels.iter().any(|choice| choice.file().is_none());
-    let gpus = backend::usable_gpus(are_built_in);
-    let devices = (1..ranks).contains(&gpus);
-    let devices = devices.then(|| devices::mixed(pipeline, about, gpus));
-    devices.flatten().unwrap_or_default()
+    let gpus = backend::gpus().min(ranks);
+    if gpus == 0 || gpus == ranks && are_for_gpus == about.len() {
+        return Vec::new();
+    }
+    let devices = devices::mixed(pipeline, about, gpus).unwrap_or_default();
+    // The built-in kernels want more of a GPU than a plugin may.
+    let runs = |(rank, device): (u32, &DeviceName)| {
+        let own = pipeline.stages_at(Rank::new(rank));
+        let mut names = own.map(|(_, stage)| &*stage.name);
+        match device {
+            DeviceName::Cuda(number) if args.kernels.has_built_in(&mut names) => {
+                backend::runs_built_in(*number)
+            }
+            _ => true,
+        }
+    };
+    match (0..).zip(&devices).all(runs) {
+        true => devices,
+        false => Vec::new(),
+    }
 }
 
 /// Describes kernels; a plugin is loaded in a process of its own.
@@ -211,6 +230,9 @@ fn steps(args: &RunArgs) -> u16 {
 
 fn check_stages(args: &RunArgs, pipeline: &Pipeline, kernels: &[Description]) -> Result<(), Error> {
     let is_given = args.pipeline.is_some();
+    if args.recompute || args.restarts > 0 {
+        placement::check_context(pipeline, kernels)?;
+    }
     placement::check(pipeline, kernels, &args.devices, (steps(args), is_given))
 }
 
@@ -251,8 +273,17 @@ impl<'a> VideoJob<'a> {
         env: &Env,
     ) -> Result<(Self, Backend), Error> {
         let pipeline = &checked.pipeline;
+        let were_found = args.devices.is_empty() && !checked.devices.is_empty();
         let choice = backend::choose(&args.kernels, args.transport, rank, env);
-        let has_plugin = args.kernels.iter().any(|choice| choice.file().is_some());
+        let choice = choice.map_err(|error| match error {
+            Error::Fault(mut fault) if were_found => {
+                let detail = format!("{}; --transport host runs all ranks on CPUs", fault.detail);
+                fault = Fault::new(fault.kind, fault.rank, &fault.operation, detail);
+                fault.into()
+            }
+            error => error,
+        });
+        let has_plugin = args.kernels.has_plugin();
         let choice = choice.and_then(|choice| {
             let about = choice.kernels.iter().map(|set| set.describe().clone());
             let checked = check_stages(args, pipeline, &about.collect::<Vec<_>>());
@@ -274,10 +305,10 @@ impl<'a> VideoJob<'a> {
                 "pp: note: rank 0 is mostly idle in {pipeline}; faster, with the same output: --pipeline \"{faster}\""
             ));
         }
-        if args.devices.is_empty() && !checked.devices.is_empty() {
+        if were_found {
             let devices = DeviceName::list(&checked.devices);
             choice.said = Some(format!(
-                "fewer GPUs than ranks, so some are on CPUs: --devices {devices}"
+                "fewer GPUs than ranks, so some ranks are on CPUs, as with --devices {devices}"
             ));
         }
         if let Backend::Gpu(gpu) = &mut choice.backend {
@@ -503,14 +534,15 @@ impl<'a> VideoJob<'a> {
             laps: self.laps(at).into(),
             ..SessionConfig::host(width, height, header.chroma(), args.frames_per_chunk)
         };
+        let choice = args.kernels.of(&spec.name);
         let mut kernels = memory.open(&Opening {
             kernels: &self.kernels[at],
             // A fault names it, so it lives as long as the process.
             stage: String::leak(spec.name.to_string()),
             config,
-            args: &args.plugin_args,
+            args: &self.plugin_args(spec),
             depth: self.depth,
-            blame: match args.kernels.of(&spec.name) {
+            blame: match choice {
                 KernelChoice::File(_) => FaultKind::Plugin,
                 _ => FaultKind::Device,
             },
@@ -538,13 +570,31 @@ impl<'a> VideoJob<'a> {
         Ok(kernels)
     }
 
+    /// The arguments of a stage's kernels. A key `STAGE.KEY` is for the plugin of that stage alone; others are for all plugins.
+    fn plugin_args(&self, of: &StageSpec) -> Vec<(String, String)> {
+        let kernels = &self.args.kernels;
+        let stages = self.pipeline.stages();
+        let is_stage = |name: &str| stages.iter().any(|stage| &*stage.name == name);
+        // The built-in ones take none: those of a plugin are not theirs.
+        if kernels.has_plugin() && kernels.of(&of.name).file().is_none() {
+            return Vec::new();
+        }
+        let args = self.args.plugin_args.iter();
+        let own = args.filter_map(|(key, value)| match key.split_once('.') {
+            Some((stage, key)) if is_stage(stage) => {
+                (stage == &*of.name).then(|| (key.to_owned(), value.clone()))
+            }
+            _ => Some((key.clone(), value.clone())),
+        });
+        own.collect()
+    }
+
     /// Most frames of context that a payload carries.
     fn context_frames(&self) -> u32 {
         match self.args.recompute || self.args.restarts > 0 {
             true => {
-                let sets = self.kernels.iter();
-                let frames = sets.map(|set| set.describe().context_frames);
-                frames.max().unwrap_or(0)
+                let sets = self.kernels.iter().map(KernelSet::describe);
+                placement::context_frames(sets)
             }
             false => 0,
         }

@@ -130,6 +130,27 @@ pub(super) fn check(
     Ok(())
 }
 
+/// The most frames before a chunk that stages between source and sink look at.
+pub(super) fn context_frames<'a>(kernels: impl ExactSizeIterator<Item = &'a Description>) -> u32 {
+    let between = kernels.len().saturating_sub(2);
+    let between = kernels.skip(1).take(between);
+    between.map(|of| of.context_frames).max().unwrap_or(0)
+}
+
+/// Refuses kernels that do not take as many frames of context as the stages between source and sink look at.
+pub(super) fn check_context(pipeline: &Pipeline, kernels: &[Description]) -> Result<(), Error> {
+    let wanted = context_frames(kernels.iter());
+    let mut stages = pipeline.stages().iter().zip(kernels);
+    let Some((stage, of)) = stages.find(|(_, of)| of.context_frames < wanted) else {
+        return Ok(());
+    };
+    Err(Error::Usage(format!(
+        "--restarts and --recompute send the {wanted} frames before a chunk that a stage looks at, and the kernels {} of {} take \
+         {}; use kernels of one kind, or leave the option out",
+        of.name, stage.name, of.context_frames
+    )))
+}
+
 /// Refuses a stage that stands on CPUs and on GPUs, if that may change its bytes.
 fn check_memory(
     pipeline: &Pipeline,
@@ -172,14 +193,14 @@ fn check_kinds(pipeline: &Pipeline, kernels: &[Description]) -> Result<(), Strin
             .find(|info| info.name == *stage.name)
             .map(|info| info.kind);
         let (is_there, place) = match kind {
-            Some(StageKind::Source) => (at == 0, "is a source and stands first"),
-            Some(StageKind::Sink) => (at == last, "is a sink and stands last"),
-            _ => (0 < at && at < last, "stands between a source and a sink"),
+            Some(StageKind::Source) => (at == 0, "is a source, which must stand first"),
+            Some(StageKind::Sink) => (at == last, "is a sink, which must stand last"),
+            _ => (0 < at && at < last, "must stand between source and sink"),
         };
         if !is_there {
             let (name, kernels) = (&stage.name, &kernels.name);
             return Err(format!(
-                "{name} of the kernels {kernels} {place}; change the order"
+                "{name} of the kernels {kernels} {place}; change the order in --pipeline"
             ));
         }
     }
@@ -377,7 +398,7 @@ mod tests {
         };
         assert_eq!(judge_mixed("encode@0,phase_b@1,decode@0"), Ok(()));
         let error = judge_mixed("phase_b@0,encode@0,decode@0").unwrap_err();
-        let words = "phase_b of the kernels cpu stands between a source and a sink";
+        let words = "phase_b of the kernels cpu must stand between source and sink";
         assert!(error.contains(words), "{error}");
         let parts: Pipeline = "encode@0,phase_b@1,phase_b@2,decode@0".parse().unwrap();
         let mut each = vec![kernels.clone(); 4];
@@ -392,6 +413,19 @@ mod tests {
         let error = judge_devices(&[gpu, gpu, cpu], false).unwrap_err();
         let words = "phase_b@1 cuda:0 and phase_b@2 cpu, and the kernels cpu do not say that";
         assert!(error.contains(words), "{error}");
+        let three: Pipeline = "encode@0,phase_b@1,decode@0".parse().unwrap();
+        let mut each = vec![kernels.clone(); 3];
+        let mut judge_context = |of_stage: [u32; 3]| {
+            let sets = each.iter_mut().zip(of_stage);
+            sets.for_each(|(set, frames)| set.context_frames = frames);
+            check_context(&three, &each).map_err(|error| error.to_string())
+        };
+        assert_eq!(judge_context([2, 0, 2]), Ok(()));
+        let error = judge_context([2, 8, 2]).unwrap_err();
+        assert!(
+            error.contains("the kernels cpu of encode take 2"),
+            "{error}"
+        );
         kernels.stages[1].in_ring = false;
         let error = judge(&kernels, "encode@0,(phase_b@1)*2,decode@0").unwrap_err();
         assert!(error.contains("cpu cannot walk phase_b in laps"), "{error}");

@@ -316,7 +316,7 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
     command.env_remove("PP_FAKE_WATCH");
     let ended = run(command.env("PP_FAKE_DEVICES", "1"), None).succeeded();
     let said = String::from_utf8(ended.stdout).unwrap();
-    let words = "kernels encode=cpu,phase_b=ptx,decode=cpu; fewer GPUs than ranks, so some are on CPUs: --devices cpu,cuda:0";
+    let words = "kernels encode=cpu,phase_b=ptx,decode=cpu; fewer GPUs than ranks, so some ranks are on CPUs, as with --devices cpu,cuda:0";
     assert!(said.contains(words), "{said}");
     let auto = run_args(&input, &output, &["--denoise-steps", "0"]);
     for (variable, value, transport) in [
@@ -449,7 +449,7 @@ fn with_one_gpu_a_plan_tries_it_a_cpu_beside_it_and_cpus_and_leaves_out_what_can
         .map(|of| of["why"].as_str().unwrap())
         .collect();
     assert!(
-        why[0].contains("--kernels ptx works in GPU memory"),
+        why[0].contains("the kernels ptx, which work in GPU memory"),
         "{why:?}"
     );
     assert!(why[1].contains("1 GPU visible"), "{why:?}");

@@ -5,14 +5,17 @@ use std::collections::BTreeSet;
 use super::{Hello, HelloParts};
 use crate::ids::Rank;
 
+/// The key of ranks of which one works in host memory and the other one in that of a GPU.
+const MEMORY: &str = "memory";
+
 /// Two ranks that were not started alike.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{key} differs: rank {left} has {left_value}, rank {right} has {right_value}; \
-     start every rank with the same value"
+    "{key} differs: rank {left} has {left_value}, rank {right} has {right_value}; {}",
+    remedy(key)
 )]
 pub struct Mismatch {
-    /// What differs; settings go by `settings.` and their key.
+    /// What differs; settings, those of devices too, go by `settings.` and their key.
     pub key: String,
     /// One rank.
     pub left: Rank,
@@ -22,6 +25,13 @@ pub struct Mismatch {
     pub right: Rank,
     /// What that has, or `(not set)`.
     pub right_value: String,
+}
+
+fn remedy(key: &str) -> &'static str {
+    match key {
+        MEMORY => "name the devices of all ranks (--devices), or see why one found no GPU",
+        _ => "start every rank with the same value",
+    }
 }
 
 /// Checks that two ranks were started alike: job, world, plan, counts, and each setting.
@@ -56,7 +66,7 @@ pub fn compare(a: &Hello, b: &Hello) -> Result<(), Mismatch> {
     };
     let (left, right) = (memory(ours), memory(theirs));
     if left != right && ours.settings.get("devices").is_none() {
-        return mismatch("memory".into(), Some(left.into()), Some(right.into()));
+        return mismatch(MEMORY.into(), Some(left.into()), Some(right.into()));
     }
     let mut compared = vec![(&ours.settings, &theirs.settings)];
     if ours.device.is_some() && theirs.device.is_some() {

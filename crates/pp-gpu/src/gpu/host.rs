@@ -99,7 +99,7 @@ impl Far for HostSlot {
     }
 }
 
-/// Locks and unlocks so many bytes of memory that ranks share, to see whether a GPU can stand beside a CPU here.
+/// Page-locks `bytes` of shared memory and unlocks it, to see whether a GPU can stand beside a CPU here.
 ///
 /// # Errors
 /// The host has no such memory, or the driver refuses to lock it.

@@ -19,7 +19,9 @@ pub(super) enum Failed {
     Transport(#[from] TransportError),
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    #[error("{bytes} bytes of shared memory cannot be page-locked: {source}")]
+    #[error(
+        "{bytes} bytes of shared memory cannot be page-locked: {source}; raise the limit of locked memory (ulimit -l), or use --transport host"
+    )]
     Unlocked { bytes: usize, source: CudaError },
     #[error("a payload did not arrive within {TRIED_WITHIN:?}")]
     Late,

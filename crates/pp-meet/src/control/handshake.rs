@@ -155,7 +155,7 @@ fn judge(hellos: &[Hello]) -> Result<(), Fault> {
     let mismatch = |rank, what: String| fault(FaultKind::HandshakeMismatch, rank, what);
     if let Some((first, rest)) = hellos.split_first() {
         for hello in rest {
-            // Ranks of one kind of memory have more settings in common.
+            // Ranks on GPUs have more settings in common.
             let is_alike =
                 |other: &&Hello| other.parts().device.is_some() == hello.parts().device.is_some();
             let alike = hellos.iter().find(is_alike).unwrap_or(first);
