@@ -13,7 +13,8 @@
 # Every step has a limit, and a step that fails does not stop the next. The end is 1 if a required step failed or could
 # not run, or one of the faults at the end failed, 2 for a wrong use, else 0. A figure that misses its mark is marked and
 # fails nothing. The faults take four minutes of their own, for which the budget is too short: --only '^fault'. So do edges over
-# the copy engine, each with a part of the budget of its own: --only '^p2p-(limit|link|overlap|film)', --only '^p2p-kills'.
+# the copy engine, each with a part of the budget of its own: --only '^p2p-(limit|link|overlap|film)', --only '^p2p-kills';
+# payloads between a CPU and a GPU: --only '^cpu-'.
 set -u -o pipefail
 
 usage() { sed -n '2,/^set/{s/^# \{0,1\}//;/^set/d;p}' "$0"; }
@@ -250,8 +251,9 @@ correctness() {
     done
     gpu_step 1 plugin-cust required 60 "$pp" plugin check "$here/plugins/cust.so"
     gpu_step 2 conformance required 90 env PP_TEST_GPU=real "$here/tests/conformance" --test-threads=1
-    gpu_step 2 race required 90 env PP_TEST_GPU=real "$here/tests/race" --nocapture
-    gpu_step 2 race-no-p2p required 90 env PP_TEST_GPU=real NCCL_P2P_DISABLE=1 "$here/tests/race" --nocapture
+    gpu_step 2 race required 90 env PP_TEST_GPU=real "$here/tests/race" --nocapture raw_nccl
+    gpu_step 2 race-no-p2p required 90 env PP_TEST_GPU=real NCCL_P2P_DISABLE=1 "$here/tests/race" --nocapture raw_nccl
+    gpu_step 1 race-copies required 90 env PP_TEST_GPU=real "$here/tests/race" --nocapture copy_engine
 }
 
 # The clip through two GPUs, and the same on the processor, whose PSNR it must come near.
@@ -364,6 +366,11 @@ p2p_edges() {
         "$pp" "$trials" "$clip" "${shared[*]}"
     ((gpus > 1)) || gpu_step 1 p2p-placements held 150 "$trials" placements --part gpu "${p2p[@]}" --input "$clip"
     gpu_step 1 p2p-words held 300 bash -c '"$0" words "$@" && "$0" words "$@" --max-bytes 65536 --seed 2' "$trials" "${p2p[@]}" "${shared[@]}" --json
+    # Payloads between a CPU and a GPU.
+    local beside=(--devices cpu,cuda:0)
+    gpu_step 1 cpu-placements held 150 "$trials" placements --part gpu --transport p2p --beside-cpus --input "$clip"
+    gpu_step 1 cpu-words held 300 bash -c '"$0" words "$@" && "$0" words "$@" --max-bytes 65536 --seed 2' "$trials" --transport auto "${beside[@]}" --json
+    gpu_step 1 cpu-kills held 400 "$trials" kills "${beside[@]}" --json
     native_peer p2p-limit 175 "$here/peers/copy_engine.cu" -lcuda -lcublas
     local run ms way load
     for ((run = 1; run <= runs; run++)); do
@@ -549,6 +556,9 @@ for field in median_ms worst_ms; do
 done
 figure "ms that the former takes longer, median" p2p-kills '' over_median_ms max 100
 figure "  worst" p2p-kills '' over_worst_ms max 150
+figure "wrong words of messages between a CPU and a GPU" cpu-words '' wrong_words max 0
+figure "ms that a rank killed beside a CPU is away longer than a bare start, median" cpu-kills '' over_median_ms max 120
+figure "  worst" cpu-kills '' over_worst_ms max 120
 ratio "frames a second with every tensor's digest over without" fault-verify-1 '' frames_per_second fault-verify-off '' frames_per_second
 
 join() { local IFS=,; echo "$*"; }

@@ -1,10 +1,9 @@
-//! The race that the types forbid, shown on real GPUs: a buffer written again while NCCL still
+//! The race that the types forbid, shown on real GPUs: a buffer written again while NCCL, or the copy engine, still
 //! reads it.
 //!
-//! Through raw NCCL the pattern of many projects (send, reuse, the receiver late) corrupts what
-//! arrives. Through our edges it does not compile (see `compile_fail/`); its nearest form,
-//! which takes a lease again as soon as the edge gives one, never does. Runs with
-//! `PP_TEST_GPU=real` on a machine with two GPUs and prints one JSON object.
+//! By hand the pattern of many projects (send, reuse, the transfer late) corrupts what arrives. Through our edges it does
+//! not compile (see `compile_fail/`); its nearest form, which takes a lease again as soon as the edge gives one, never
+//! does. Runs with `PP_TEST_GPU=real`, over NCCL on two GPUs and by copy engine on one, and prints a JSON object for each.
 
 mod control_support;
 mod edges_support;
@@ -16,7 +15,10 @@ use nccl_sys::{Nccl as RawNccl, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUn
 use pp_contract::{Composer, Lockstep};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{Barrier, edge, prepare, wait_for};
-use pp_transport::gpu::DeviceRx;
+use pp_transport::backend::Backend;
+use pp_transport::edge::Edges;
+use pp_transport::gpu::{DeviceRx, DeviceTx, Receiving};
+use pp_transport::gpu_backend::{GpuBackend, GpuTransport};
 use pp_transport::launch::Via;
 use pp_transport::nccl::{Nccl, NcclBackend};
 
@@ -27,6 +29,8 @@ use crate::two_way::{TwoWay, by_backend, edge_ends};
 const BYTES: usize = 2048 * 16384 * 2;
 /// Raw runs; each is late by [`LATE`].
 const RAW_RUNS: u32 = 5;
+/// Copies by hand that are under way before the one that counts.
+const COPIES_BEFORE: usize = 50;
 const SAFE_RUNS: u64 = 1000;
 const LATE: Duration = Duration::from_millis(300);
 /// Bytes looked at of each payload: its ends and its middle.
@@ -43,10 +47,26 @@ fn reuse_before_completion_corrupts_through_raw_nccl_and_never_through_ours() {
         println!("skipped: PP_TEST_GPU is not 'real'");
         return;
     }
-    let raw = raw_corrupted();
-    let (safe, seconds) = safe_corrupted();
+    let over_nccl = |device| NcclBackend::new(device, Nccl::load().unwrap());
+    judge("race", raw_corrupted(), safe_corrupted([0, 1], over_nccl));
+}
+
+#[test]
+fn reuse_before_completion_corrupts_by_copy_engine_and_never_through_ours() {
+    if !wants_real_gpus() {
+        println!("skipped: PP_TEST_GPU is not 'real'");
+        return;
+    }
+    let by_copy_engine =
+        |device| GpuBackend::new(NcclBackend::alone(device), GpuTransport::P2p, |_| {});
+    let safe = safe_corrupted([0, 0], by_copy_engine);
+    judge("race_copy_engine", copies_corrupted(), safe);
+}
+
+#[track_caller]
+fn judge(what: &str, raw: u32, (safe, seconds): (u64, f64)) {
     println!(
-        "{{\"what\":\"race\",\"bytes\":{BYTES},\"raw_runs\":{RAW_RUNS},\"raw_corrupted\":{raw},\
+        "{{\"what\":\"{what}\",\"bytes\":{BYTES},\"raw_runs\":{RAW_RUNS},\"raw_corrupted\":{raw},\
          \"safe_runs\":{SAFE_RUNS},\"safe_corrupted\":{safe},\"safe_seconds\":{seconds:.1}}}"
     );
     assert!(
@@ -54,6 +74,33 @@ fn reuse_before_completion_corrupts_through_raw_nccl_and_never_through_ours() {
         "the raw pattern did not corrupt: the experiment shows nothing"
     );
     assert_eq!(safe, 0);
+}
+
+/// Runs in which a copy by hand gave something else than was to be copied: others are under way before it, and its source
+/// is written again at once.
+fn copies_corrupted() -> u32 {
+    let device = Device::open(0).unwrap();
+    device.bind().unwrap();
+    let [copies, compute] = [(); 2].map(|()| Stream::new(&device).unwrap());
+    let [x, y, other] = [(); 3].map(|()| DeviceBuffer::new(&device, BYTES).unwrap());
+    let mut corrupted = 0;
+    for _ in 0..RAW_RUNS {
+        // SAFETY: the buffers outlive all that is issued here, which is waited for. That one is written while it is
+        // copied is the race that this shows: device memory, whose content is only counted.
+        unsafe {
+            compute.fill(x.ptr(), 1).unwrap();
+            wait(&compute);
+            for _ in 0..COPIES_BEFORE {
+                copies.copy(other.ptr(), y.ptr()).unwrap();
+            }
+            copies.copy(x.ptr(), y.ptr()).unwrap();
+            compute.fill(x.ptr(), 2).unwrap();
+        }
+        wait(&compute);
+        wait(&copies);
+        corrupted += u32::from(differs(&device, &copies, y.address(), 1));
+    }
+    corrupted
 }
 
 fn wait(stream: &Stream) {
@@ -172,14 +219,19 @@ fn raw_receiver(nccl: &RawNccl, id: ncclUniqueId, barrier: &Barrier) -> u32 {
 }
 
 /// Runs in which the receiver got something else than was sent, and how long all took.
-fn safe_corrupted() -> (u64, f64) {
+fn safe_corrupted<B>(ordinals: [u32; 2], backend: impl Fn(Device) -> B + Sync) -> (u64, f64)
+where
+    B: Backend<Tx = DeviceTx, Rx = DeviceRx, Receiving = Receiving>,
+{
     let [low, high] = Meeting::of_two(Via::Unix);
-    let connect = |ordinal: u32, mut peer: Peer| {
-        let device = Device::open(ordinal).unwrap();
+    let connect = |rank: usize, mut peer: Peer| {
+        let device = Device::open(ordinals[rank]).unwrap();
         device.bind().unwrap();
-        let mut backend = NcclBackend::new(device.clone(), Nccl::load().unwrap());
-        let ends = edge_ends(edge(1, BYTES as u64), edge(1, 64), ordinal == 0);
-        (by_backend(&mut backend, &mut peer, ends), device)
+        let ends = edge_ends(edge(1, BYTES as u64), edge(1, 64), rank == 0);
+        (
+            by_backend(&mut backend(device.clone()), &mut peer, ends),
+            device,
+        )
     };
     let start = Instant::now();
     let corrupted = std::thread::scope(|scope| {
@@ -194,7 +246,7 @@ fn safe_corrupted() -> (u64, f64) {
 }
 
 /// Writes the one slot again as soon as the edge gives it back.
-fn safe_sender(mut link: TwoWay<NcclBackend>, device: &Device) {
+fn safe_sender<B: Edges<Tx = DeviceTx>>(mut link: TwoWay<B>, device: &Device) {
     let stream = Stream::new(device).unwrap();
     let mut composer = Composer::new();
     let deadline = Instant::now() + HANG;
@@ -222,7 +274,10 @@ fn safe_sender(mut link: TwoWay<NcclBackend>, device: &Device) {
     }
 }
 
-fn safe_receiver(mut link: TwoWay<NcclBackend>, device: &Device) -> u64 {
+fn safe_receiver<B>(mut link: TwoWay<B>, device: &Device) -> u64
+where
+    B: Edges<Tx = DeviceTx, Rx = DeviceRx, Receiving = Receiving>,
+{
     let stream = Stream::new(device).unwrap();
     let (mut lockstep, mut inbox) = (Lockstep::new(), Vec::new());
     let deadline = Instant::now() + HANG;
