@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Subcommand, ValueEnum};
 use pp_command::{KernelChoices, TransportChoice, plugin_arg, whole};
 use pp_contract::DeviceName;
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
@@ -75,7 +75,7 @@ pub struct OverlapArgs {
     #[arg(long, value_enum, default_value = "host")]
     pub(crate) transport: TransportChoice,
     /// The device of each rank, as for pp run. With a GPU give --transport, too.
-    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',')]
+    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',', action = ArgAction::Set)]
     pub(crate) devices: Vec<DeviceName>,
     /// Say what payloads of --bytes cost beside payloads of N bytes, 1 to 18446744073709551615: blocks of 48 chunks
     /// have N and --bytes in turn, and the first pair of blocks warms up. 37 pairs unless --chunks says otherwise,
@@ -107,7 +107,7 @@ pub struct LinkArgs {
     #[arg(long, value_enum, default_value = "host")]
     pub(crate) transport: TransportChoice,
     /// The device of each rank, as for pp run. With a GPU give --transport, too.
-    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',')]
+    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',', action = ArgAction::Set)]
     pub(crate) devices: Vec<DeviceName>,
     /// Largest payload in bytes, 4 to 1073741824; each edge has slots of this size.
     #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = whole(4..=1_u64 << 30))]

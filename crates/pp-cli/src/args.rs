@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
 use pp_bench::{BenchCommand, PlanArgs};
 use pp_command::{KernelChoices, TransportChoice, plugin_arg, print, whole};
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
@@ -208,7 +208,7 @@ pub struct RunArgs {
         default_value = "auto"
     )]
     pub kernels: KernelChoices,
-    /// An argument for the plugin; may be given several times, each key once.
+    /// An argument for each plugin, or STAGE.KEY=VALUE for that of one stage; may be given several times, each key once.
     #[arg(long = "plugin-arg", value_name = "KEY=VALUE", value_parser = plugin_arg)]
     pub(crate) plugin_args: Vec<(String, String)>,
     /// How payloads travel between the ranks.
@@ -217,7 +217,7 @@ pub struct RunArgs {
     /// The device of each rank: cpu, cuda:N for the visible GPU N, which ranks that name it share, or cuda for the next
     /// GPU of the host. By default the GPUs that there are, first for ranks with stages between source and sink; the other
     /// ranks are CPUs.
-    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',')]
+    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',', action = ArgAction::Set)]
     pub devices: Vec<DeviceName>,
     /// Denoising steps, 0 to 1024; 0 copies the input, bit for bit.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, value_parser = whole(0..=1024_u32))]

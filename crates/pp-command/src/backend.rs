@@ -330,6 +330,14 @@ fn place(
     let of_gpus = kernels.iter().find(|about| !about.host);
     match (found, of_host, of_gpus) {
         (Ok(gpu), None, _) => Ok((Backend::Gpu(Box::new(gpu)), None)),
+        (Ok(_), Some(host), Some(gpus)) if this.device().is_none() => fault(
+            FaultKind::BadInput,
+            format!(
+                "the kernels '{}' work in host memory and the kernels '{}' in GPU memory alone; say with --devices which ranks \
+                 are CPUs",
+                host.name, gpus.name
+            ),
+        ),
         (Ok(_), Some(host), _) if need == Need::Must => fault(
             FaultKind::BadInput,
             match this.device() {
@@ -345,18 +353,11 @@ fn place(
                 ),
             },
         ),
-        (Ok(_), Some(host), None) => Ok((
+        (found, Some(host), None) if need == Need::IfThere || found.is_ok() => Ok((
             Backend::Host,
             Some(format!("the kernels '{}' work in host memory", host.name)),
         )),
-        (Ok(_), Some(host), Some(gpus)) => fault(
-            FaultKind::BadInput,
-            format!(
-                "the kernels '{}' work in host memory and the kernels '{}' in GPU memory alone; say with --devices which ranks \
-                 are CPUs",
-                host.name, gpus.name
-            ),
-        ),
+        (Ok(_), Some(_), _) => unreachable!("both kinds are refused above, and devices want a GPU"),
         (Err(reason), ..) if need == Need::Must => fault(FaultKind::Device, reason),
         (Err(reason), _, None) => Ok((Backend::Host, (need != Need::Never).then_some(reason))),
         (Err(reason), _, Some(gpus)) => fault(

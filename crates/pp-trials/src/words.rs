@@ -52,7 +52,7 @@ pub(crate) struct WordsArgs {
     #[arg(long, value_enum, default_value = "host")]
     transport: TransportChoice,
     /// The device of each rank, as for pp run.
-    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',')]
+    #[arg(long, value_name = "cpu|cuda|cuda:N,...", value_delimiter = ',', action = clap::ArgAction::Set)]
     devices: Vec<DeviceName>,
     /// Messages each way, 1 to 18446744073709551615.
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = whole(1..=u64::MAX))]

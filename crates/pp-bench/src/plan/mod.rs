@@ -67,7 +67,7 @@ pub fn plan(
         Err(failed) => Err(failed.into_error()),
     };
     let mut left_out = Vec::new();
-    let edge = match args.ranks {
+    let mut edge = match args.ranks {
         1 => [0.0; 2],
         _ if is_on_host => edge_ms(Some(ON_CPUS))?,
         _ if gpus == 1 => [0.0; 2],
@@ -107,6 +107,7 @@ pub fn plan(
                 match subject.edge_ms(bytes, Some(ON_BOTH))? {
                     Err(failed) => left_out.push(LeftOut::of(on_one(ON_BOTH), &failed)),
                     Ok(between) => {
+                        edge = between;
                         let on_gpus = chains_of(alone_here, between);
                         let both = (1..).zip(on_gpus.iter().zip(&on_cpus));
                         let both = both.filter_map(|(parts, (gpu, cpu))| {
@@ -119,7 +120,9 @@ pub fn plan(
             }
         }
     }
-    candidates.extend(subject.groups().into_iter().map(Candidate::of));
+    if !are_few {
+        candidates.extend(subject.groups().into_iter().map(Candidate::of));
+    }
     for ((parts, chain), placements) in (1..).zip(&chains).zip(all) {
         let placed = placements.into_iter().map(|ranks| (parts, chain.on(ranks)));
         let others = placed.filter(|placed| *placed != best).map(|placed| {

@@ -6,13 +6,13 @@
 use std::error::Error;
 use std::fmt::Debug;
 
-use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
+use pp_contract::{FaultKind, Manifest, Plan as _, VideoPlan, VideoPlanParts, with_source};
 use pp_kernels::{
     ChunkShape, Failure, FrameGeometry, FrameView, FrameViewMut, KernelError, KernelSet, Layout,
     SessionConfig,
 };
 use pp_runtime::drift::{Digester, Verifier};
-use pp_runtime::stage::{Progress, StageError, StageResult, Worked};
+use pp_runtime::stage::{Chunk, Progress, StageError, StageResult, Worked};
 use pp_video::buffer::{Buffer, FrameMemory};
 
 /// The ticket for digests of payloads where these kernels work.
@@ -172,6 +172,11 @@ pub trait Kernels {
     }
 }
 
+fn list(tensors: &Manifest) -> String {
+    let specs: Vec<_> = tensors.iter().map(|(_, spec)| spec.to_string()).collect();
+    specs.join(", ")
+}
+
 /// The layouts of chunks, each asked for once: they depend on shape and lap alone.
 #[derive(Default)]
 pub(super) struct Layouts(Vec<Known>);
@@ -184,6 +189,38 @@ pub(super) struct Known {
 }
 
 impl Layouts {
+    /// The layout of a chunk that came with these tensors and so many frames, to the stage of this name.
+    ///
+    /// # Errors
+    /// The kernels take other tensors.
+    pub(super) fn of_chunk(
+        &mut self,
+        kernels: &mut impl Kernels,
+        verifier: &Verifier,
+        (chunk, frames, inputs): (&Chunk<'_, VideoPlan>, u32, &Manifest),
+        name: &'static str,
+    ) -> StageResult<&Known> {
+        let context = inputs.get("context_frames");
+        let context = context.and_then(|(_, spec)| spec.shape().dims().first().copied());
+        let shape = ChunkShape {
+            frames,
+            steps: chunk.message.plan().parts().num_denoise_steps,
+            // More than 32 bits hold are more than any kernels take.
+            context_frames: context.map_or(0, |frames| frames.try_into().unwrap_or(u32::MAX)),
+        };
+        let known = self.of(kernels, verifier, (shape, chunk.place.lap))?;
+        if known.layout.inputs != *inputs {
+            let [wanted, got] = [&known.layout.inputs, inputs].map(list);
+            let detail = format!(
+                "chunk {}: the kernels of {name} take {wanted}; {got} came; let the stage before give what {name} takes, or take \
+                 the kernels of both from one set",
+                chunk.place.chunk
+            );
+            return Err(StageError::new(FaultKind::Plugin, name, detail));
+        }
+        Ok(known)
+    }
+
     /// The layout of a chunk of this shape in this lap.
     pub(super) fn of(
         &mut self,

@@ -1,7 +1,6 @@
 //! The stages of `pp run` between source and sink: tensors to tensors, from slot to slot.
 
 use pp_contract::{FaultKind, Manifest, Plan as _, StageSpec, VideoPlan};
-use pp_kernels::ChunkShape;
 use pp_runtime::drift::{Check, Verifier};
 use pp_runtime::stage::{Chunk, Done, GroupStage, Progress, Stage, StageError, StageResult, Taken};
 
@@ -82,22 +81,12 @@ impl<G: Kernels> VideoStage<G> {
             None => None,
         };
         let inputs = message.tensors().unsealed();
-        let context = inputs.get("context_frames");
-        let context = context.and_then(|(_, spec)| spec.shape().dims().first().copied());
-        let shape = ChunkShape {
-            frames: notes::frames(message.note(), self.max_frames)?,
-            steps: plan.num_denoise_steps,
-            // More than 32 bits hold are more than any kernels take.
-            context_frames: context.map_or(0, |frames| frames.try_into().unwrap_or(u32::MAX)),
-        };
         let lap = chunk.place.lap;
-        let known = (self.layouts).of(&mut self.generator, &self.verifier, (shape, lap))?;
+        let frames = notes::frames(message.note(), self.max_frames)?;
+        let came = (&chunk, frames, &inputs);
+        let known =
+            (self.layouts).of_chunk(&mut self.generator, &self.verifier, came, self.name)?;
         let (layout, sealed) = (&known.layout, &known.sealed);
-        if layout.inputs != inputs {
-            let (wanted, got) = (list(&layout.inputs), list(&inputs));
-            let detail = format!("chunk {index}: the kernels take {wanted}; {got} came");
-            return Err(StageError::new(FaultKind::Plugin, self.name, detail));
-        }
         let work = self
             .generator
             .generate(
@@ -177,9 +166,4 @@ impl<G: Kernels> GroupStage<G::Tx, G::Rx, G::Group> for VideoStage<G> {
     fn poll(&mut self, oldest: Computing<G>) -> StageResult<Progress<Done, Computing<G>>> {
         self.go_on(oldest)
     }
-}
-
-fn list(tensors: &Manifest) -> String {
-    let specs: Vec<_> = tensors.iter().map(|(_, spec)| spec.to_string()).collect();
-    specs.join(", ")
 }

@@ -21,7 +21,7 @@ mod slots;
 mod source;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
 use std::rc::Rc;
 
@@ -102,6 +102,7 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     let otherwise = if is_on_the_only_gpu { 1 } else { 2 };
     let pipeline = placement::pipeline(args, world.unwrap_or(otherwise))?;
     backend::check(&args.kernels, args.transport, &args.devices, &pipeline)?;
+    placement::check_plugin_args(args, &pipeline)?;
     let has_plugin = args.kernels.has_plugin();
     let mut about = None;
     if !has_plugin {
@@ -505,7 +506,9 @@ impl<'a> VideoJob<'a> {
         };
         let verifier = self.verifier(at);
         let settings = (args, self.depth);
-        let opened = VideoSink::open(settings, shape, decoder, verifier, clean, bell);
+        // A fault names it, so it lives as long as the process.
+        let name = String::leak(self.pipeline.stages()[at].name.to_string());
+        let opened = VideoSink::open(settings, shape, (name, decoder), verifier, clean, bell);
         opened.map_err(|error| error.into_fault(rank).into())
     }
 
@@ -570,7 +573,7 @@ impl<'a> VideoJob<'a> {
         Ok(kernels)
     }
 
-    /// The arguments of a stage's kernels. A key `STAGE.KEY` is for the plugin of that stage alone; others are for all plugins.
+    /// The arguments of a stage's kernels. A key `STAGE.KEY` is for the plugin of that stage alone, before what all plugins get.
     fn plugin_args(&self, of: &StageSpec) -> Vec<(String, String)> {
         let kernels = &self.args.kernels;
         let stages = self.pipeline.stages();
@@ -579,14 +582,21 @@ impl<'a> VideoJob<'a> {
         if kernels.has_plugin() && kernels.of(&of.name).file().is_none() {
             return Vec::new();
         }
-        let args = self.args.plugin_args.iter();
-        let own = args.filter_map(|(key, value)| match key.split_once('.') {
-            Some((stage, key)) if is_stage(stage) => {
-                (stage == &*of.name).then(|| (key.to_owned(), value.clone()))
+        let (mut all, mut own) = (BTreeMap::new(), BTreeMap::new());
+        for (key, value) in &self.args.plugin_args {
+            match key.split_once('.') {
+                Some((stage, key)) if is_stage(stage) => {
+                    if stage == &*of.name {
+                        own.insert(key.to_owned(), value.clone());
+                    }
+                }
+                _ => {
+                    all.insert(key.clone(), value.clone());
+                }
             }
-            _ => Some((key.clone(), value.clone())),
-        });
-        own.collect()
+        }
+        all.append(&mut own);
+        all.into_iter().collect()
     }
 
     /// Most frames of context that a payload carries.

@@ -130,6 +130,24 @@ pub(super) fn check(
     Ok(())
 }
 
+/// Refuses an argument for the plugin of a stage that has none.
+pub(super) fn check_plugin_args(args: &RunArgs, pipeline: &Pipeline) -> Result<(), Error> {
+    for (key, value) in &args.plugin_args {
+        let Some((stage, own)) = key.split_once('.') else {
+            continue;
+        };
+        let is_stage = pipeline.stages().iter().any(|of| &*of.name == stage);
+        let is_for_it = args.kernels.of(stage).file().is_some() && !own.is_empty();
+        if is_stage && !is_for_it {
+            return Err(Error::Usage(format!(
+                "--plugin-arg {key}={value}: {stage} is a stage whose kernels are no plugin, or the key is empty; it takes KEY=VALUE \
+                 for all plugins, or STAGE.KEY=VALUE for that of one stage"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// The most frames before a chunk that stages between source and sink look at.
 pub(super) fn context_frames<'a>(kernels: impl ExactSizeIterator<Item = &'a Description>) -> u32 {
     let between = kernels.len().saturating_sub(2);
@@ -151,7 +169,8 @@ pub(super) fn check_context(pipeline: &Pipeline, kernels: &[Description]) -> Res
     )))
 }
 
-/// Refuses a stage that stands on CPUs and on GPUs, if that may change its bytes.
+/// Refuses kernels that are not there for the memory of their ranks, and a stage that stands on CPUs and on GPUs, if that may
+/// change its bytes.
 fn check_memory(
     pipeline: &Pipeline,
     kernels: &[Description],
@@ -163,6 +182,23 @@ fn check_memory(
         let (name, Some(one)) = (&stage.name, device(stage)) else {
             continue;
         };
+        let is_there = if one.is_gpu() {
+            kernels.cuda
+        } else {
+            kernels.host
+        };
+        if !is_there {
+            let (memory, other) = match one.is_gpu() {
+                true => ("host", "cpu"),
+                false => ("GPU", "a GPU"),
+            };
+            let rank = stage.leader();
+            return Err(Error::Usage(format!(
+                "the kernels {} of {name} work in {memory} memory, and --devices gives rank {rank} {one}; give rank {rank} {other}, or \
+                 {name} other kernels",
+                kernels.name
+            )));
+        }
         let mut infos = kernels.stages.iter();
         if infos.any(|info| info.name == **name && info.same_bytes) {
             continue;
@@ -175,9 +211,8 @@ fn check_memory(
         if let Some((rank, other)) = other {
             let first = stage.leader();
             return Err(Error::Usage(format!(
-                "--devices gives {name}@{first} {one} and {name}@{rank} {other}, and the kernels {} do not say that {name} gives \
-                 the same bytes on a CPU and on a GPU; give all ranks of {name} GPUs, or all CPUs",
-                kernels.name
+                "--devices gives {name}@{first} {one} and {name}@{rank} {other}, and the kernels of {name} do not say that it gives \
+                 the same bytes on a CPU and on a GPU; give all ranks of {name} GPUs, or all CPUs"
             )));
         }
     }
@@ -404,14 +439,14 @@ mod tests {
         let mut each = vec![kernels.clone(); 4];
         let mut judge_devices = |devices: &[DeviceName], is_alike| {
             each.iter_mut()
-                .for_each(|of| of.stages[1].same_bytes = is_alike);
+                .for_each(|of| (of.stages[1].same_bytes, of.cuda) = (is_alike, true));
             check(&parts, &each, devices, (4, true)).map_err(|error| error.to_string())
         };
         let [cpu, gpu] = [DeviceName::Cpu, DeviceName::Cuda(0)];
         assert_eq!(judge_devices(&[cpu, gpu, gpu], false), Ok(()));
         assert_eq!(judge_devices(&[gpu, gpu, cpu], true), Ok(()));
         let error = judge_devices(&[gpu, gpu, cpu], false).unwrap_err();
-        let words = "phase_b@1 cuda:0 and phase_b@2 cpu, and the kernels cpu do not say that";
+        let words = "phase_b@1 cuda:0 and phase_b@2 cpu, and the kernels of phase_b do not say";
         assert!(error.contains(words), "{error}");
         let three: Pipeline = "encode@0,phase_b@1,decode@0".parse().unwrap();
         let mut each = vec![kernels.clone(); 3];

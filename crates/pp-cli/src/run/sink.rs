@@ -11,7 +11,7 @@ use pp_video::y4m::Params;
 use pp_video::{QUEUE, io_threads};
 
 use super::clean::CleanFrames;
-use super::kernels::{Frames, Kernels, TicketOf, frame_bytes};
+use super::kernels::{Frames, Kernels, Layouts, TicketOf, frame_bytes};
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::shape::Shape;
@@ -38,6 +38,9 @@ pub struct VideoSink<D: Kernels> {
     idle: Vec<Buffer>,
     max_frames: u32,
     verifier: Verifier,
+    /// What faults call it.
+    name: &'static str,
+    layouts: Layouts,
     clean: Option<CleanFrames>,
     /// Whether there is something to be stored.
     has_frames: bool,
@@ -65,7 +68,7 @@ impl<D: Kernels> VideoSink<D> {
     pub(super) fn open(
         (args, depth): (&RunArgs, u32),
         shape: &Shape,
-        decoder: D,
+        (name, decoder): (&'static str, D),
         verifier: Verifier,
         clean: Option<CleanFrames>,
         bell: Bell,
@@ -103,6 +106,8 @@ impl<D: Kernels> VideoSink<D> {
             idle,
             max_frames: args.frames_per_chunk,
             verifier,
+            name,
+            layouts: Layouts::default(),
             clean,
             has_frames: false,
         })
@@ -180,6 +185,8 @@ impl<D: Kernels> Sink<D::Rx> for VideoSink<D> {
         };
         frames.resize(said.frames as usize * per_frame * frame_bytes(self.made));
         let tensors = message.tensors().unsealed();
+        let came = (&chunk, said.frames, &tensors);
+        (self.layouts).of_chunk(&mut self.decoder, &self.verifier, came, self.name)?;
         let work = self.decoder.decode(frames, plan, &tensors, input)?;
         let mut seals = Vec::new();
         if let Some(check) = &mut check {

@@ -137,6 +137,7 @@ fn command_lines_that_cannot_be() {
         run --pipeline encode@0,blur@1,decode@0 | the kernels cpu have no stage blur
         run --pipeline encode@0,phase_b@1,decode@0 --ranks 3 | decode@0 is 2; leave --ranks out
         run --plugin-arg key | --plugin-arg key: it takes KEY=VALUE
+        run --plugin-arg encode.a=1 | encode is a stage whose kernels are no plugin
         run --plugin-arg a=1 --plugin-arg a=2 | --plugin-arg a=2: a is given twice, first as \"1\"; give each key once
         run --pipeline encode@0,phase_b@0,decode@1 --add-noise 3 | standard input can be read once; name a file with --input, or put decode on rank 0
         run --ranks 1 --restarts 1 --input x.y4m | --restarts

@@ -240,6 +240,21 @@ fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
 }
 
 /// Also smaller than frames of a clip may be. Its stages claim no flag, so the check of a flag is skipped.
+/// The tensors of these are others than those of the built-in kernels, with as many bytes.
+#[test]
+fn kernels_of_two_sets_that_do_not_fit_are_named() {
+    let (folder, input, output) = files("two_sets", &video(48, 32, "420jpeg", 4));
+    for (stage, told) in [("phase_b", "latents_in"), ("decode", "latents_out")] {
+        let kernels = format!("{stage}={}", median().display());
+        for ranks in ["1", "2"] {
+            let ended = denoise(&input, &output, Path::new(&kernels), &["--ranks", ranks]);
+            let words = format!("chunk 0: the kernels of {stage} take {told}");
+            ended.failed(5, &[&words, "take the kernels of both from one set"]);
+        }
+    }
+    assert_eq!(folder.names(), ["in.y4m"]);
+}
+
 #[test]
 fn a_sink_may_give_smaller_frames() {
     let smaller = faulty("NO_FAULT_SMALLER");

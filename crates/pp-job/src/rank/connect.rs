@@ -201,7 +201,8 @@ impl Neighbour<'_> {
             format!("{from} -> {to} with {depth} slots of {slot_bytes} bytes")
         };
         let lines: Vec<String> = ends.iter().map(line).collect();
-        let remedy = "let .payloads() give the same on both ranks";
+        let remedy =
+            "let the stages on both ranks, or .payloads() of a program, agree on what goes over it";
         compare(self, ("compare edges", "an edge"), &lines, remedy)
     }
 }
