@@ -268,23 +268,7 @@ pub fn choose(
         }
         Ok(gpu)
     });
-    let mut plugins: BTreeMap<&Path, KernelSet> = BTreeMap::new();
-    let mut given = Vec::new();
-    for stage in stages {
-        given.push(match kernels.of(&stage.name) {
-            KernelChoice::Auto => None,
-            KernelChoice::BuiltIn(set) => Some(KernelSet::clone(set)),
-            KernelChoice::File(path) => Some(match plugins.get(&**path) {
-                Some(loaded) => loaded.clone(),
-                None => {
-                    let loaded = KernelSet::load(path).map_err(|error| {
-                        Fault::new(FaultKind::Plugin, rank, "load kernels", with_source(&error))
-                    })?;
-                    plugins.entry(path).or_insert(loaded).clone()
-                }
-            }),
-        });
-    }
+    let given = given(kernels, stages, rank)?;
     let of_own = stages.iter().zip(&given);
     let of_own = of_own.filter(|(stage, _)| !is_named || stage.ranks.contains(&rank));
     let of_own: Vec<&Description> = of_own
@@ -316,6 +300,31 @@ pub fn choose(
         backend,
         said,
     })
+}
+
+/// Loads the kernels that are named, for each stage; none where `auto` chooses.
+fn given(
+    kernels: &KernelChoices,
+    stages: &[StageSpec],
+    rank: Rank,
+) -> Result<Vec<Option<KernelSet>>, Error> {
+    let mut plugins: BTreeMap<&Path, KernelSet> = BTreeMap::new();
+    let given = stages.iter().map(|stage| {
+        Ok(match kernels.of(&stage.name) {
+            KernelChoice::Auto => None,
+            KernelChoice::BuiltIn(set) => Some(KernelSet::clone(set)),
+            KernelChoice::File(path) => Some(match plugins.get(&**path) {
+                Some(loaded) => loaded.clone(),
+                None => {
+                    let loaded = KernelSet::load(path).map_err(|error| {
+                        Fault::new(FaultKind::Plugin, rank, "load kernels", with_source(&error))
+                    })?;
+                    plugins.entry(path).or_insert(loaded).clone()
+                }
+            }),
+        })
+    });
+    given.collect()
 }
 
 /// The backend for kernels that are there only for some memory; and why it is not the GPU's.

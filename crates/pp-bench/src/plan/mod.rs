@@ -52,128 +52,189 @@ pub fn plan(
     }
     let subject = Subject::open(args, describe)?;
     let all = every_placement(args, &subject)?;
-    let parts = 1..=subject.most_parts();
-    let on_one_rank: Vec<String> = parts
-        .map(|parts| subject.text(parts, &vec![0; subject.count(parts)]))
-        .collect();
-    let alone = alone_on(args, &subject, &on_one_rank, None)?;
-    let alone = alone.map_err(Failed::into_error)?;
-    let (bytes, is_on_host) = (alone[0].bytes, alone[0].is_on_host);
-    let there = subject.gpus();
-    let gpus = if is_on_host { 0 } else { there };
-    let are_few = (1..args.ranks).contains(&gpus);
-    let edge_ms = |devices| match subject.edge_ms(bytes, devices)? {
-        Ok(edge) => Ok(edge),
-        Err(failed) => Err(failed.into_error()),
-    };
-    let mut left_out = Vec::new();
-    let mut edge = match args.ranks {
-        1 => [0.0; 2],
-        _ if is_on_host => edge_ms(Some(ON_CPUS))?,
-        _ if gpus == 1 => [0.0; 2],
-        _ => edge_ms(None)?,
-    };
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    let chains_of = |alone: &[Seen], edge| -> Vec<Chain> {
-        let chains = (1..).zip(alone);
-        let chain =
-            |(parts, seen): (u32, &Seen)| chain(seen, edge, subject.cores(parts, cores), cores);
-        chains.map(chain).collect()
-    };
-    let chains = chains_of(&alone, edge);
-
-    let best = best(&chains, if are_few { gpus } else { args.ranks });
-    let predicted = |(parts, placed): &(u32, Placement)| Candidate {
-        predicted_ms: Some(placed.period_ms),
-        // Else some ranks would be on GPUs.
-        devices: (is_on_host && there > 0).then(|| devices(placed, 0)),
-        ..Candidate::of(subject.text(*parts, &placed.ranks))
-    };
-    let mut candidates = vec![predicted(&best)];
-    if are_few {
-        let with = |placed: (u32, Placement), gpus| Candidate {
-            devices: Some(devices(&placed.1, gpus)),
-            ..predicted(&placed)
-        };
-        let on_one = |devices: &str| Candidate {
-            devices: Some(devices.to_owned()),
-            ..Candidate::of(on_one_rank[0].clone())
-        };
-        let alone_here = &alone;
-        match alone_on(args, &subject, &on_one_rank, Some("cpu"))? {
-            Err(failed) => left_out.push(LeftOut::of(on_one("cpu"), &failed)),
-            Ok(alone) => {
-                let on_cpus = chains_of(&alone, edge_ms(Some(ON_CPUS))?);
-                match subject.edge_ms(bytes, Some(ON_BOTH))? {
-                    Err(failed) => left_out.push(LeftOut::of(on_one(ON_BOTH), &failed)),
-                    Ok(between) => {
-                        edge = between;
-                        let on_gpus = chains_of(alone_here, between);
-                        let both = (1..).zip(on_gpus.iter().zip(&on_cpus));
-                        let both = both.filter_map(|(parts, (gpu, cpu))| {
-                            Some((parts, on_both(gpu, cpu, gpus)?))
-                        });
-                        candidates.extend(both.reduce(better).map(|placed| with(placed, gpus)));
-                    }
-                }
-                candidates.push(with(self::best(&on_cpus, args.ranks), 0));
-            }
-        }
-    }
-    if !are_few {
-        candidates.extend(subject.groups().into_iter().map(Candidate::of));
-    }
-    for ((parts, chain), placements) in (1..).zip(&chains).zip(all) {
-        let placed = placements.into_iter().map(|ranks| (parts, chain.on(ranks)));
-        let others = placed.filter(|placed| *placed != best).map(|placed| {
-            let predicted = predicted(&placed);
-            Candidate {
-                // What is on a CPU takes longer than this chain says.
-                predicted_ms: predicted.predicted_ms.filter(|_| !are_few),
-                is_proposable: false,
-                ..predicted
-            }
-        });
-        candidates.extend(others);
-    }
-    let (mut placements, not_run) = outcomes(args, &subject, candidates)?;
-    left_out.extend(not_run);
+    let mut measured = Measured::of(args, &subject)?;
+    let candidates = measured.candidates(all)?;
+    let (placements, not_run) = outcomes(args, &subject, candidates)?;
+    measured.left_out.extend(not_run);
     if let Some(note) = placements.first().and_then(Outcome::note) {
         say(note);
     }
-    let shorter = |a: &&Outcome, b: &&Outcome| a.measured_ms.total_cmp(&b.measured_ms);
-    let is_proposable = |outcome: &&Outcome| outcome.candidate.is_proposable;
-    let proposable: Vec<Outcome> = placements.iter().filter(is_proposable).cloned().collect();
-    let Some(proposal) = proposable.iter().min_by(shorter).cloned() else {
-        let what = format!("no pipeline that was tried can run: {}", left_out[0]);
-        return Err(Error::local(FaultKind::BadInput, "plan", what));
-    };
-    placements.sort_by(|a, b| shorter(&a, &b));
-    let report = PlanReport {
-        most_ranks: args.ranks,
-        rounds: args.rounds,
-        cores,
-        gpus: are_few.then_some(gpus),
-        on_host: is_on_host,
-        cores_of_a_stage: subject.cores(1, cores).into_iter().max().unwrap_or(1),
-        bytes,
-        edge_us: edge[0] * 1e3,
-        link_us: edge[1] * 1e3,
-        over_predicted: proposal.over_predicted(),
-        over_best: args
-            .all
-            .then(|| proposal.measured_ms / placements[0].measured_ms - 1.0),
-        proposal,
-        chain_and_groups: proposable,
-        left_out,
-        on_one_rank: on_one_rank
-            .iter()
-            .zip(&alone)
-            .map(|(text, seen)| Alone::of(text, seen))
-            .collect(),
-        placements: if args.all { placements } else { Vec::new() },
-    };
-    print_result(&report, args.json)
+    print_result(&measured.report(placements)?, args.json)
+}
+
+/// What was measured before anything is placed.
+struct Measured<'a> {
+    args: &'a PlanArgs,
+    subject: &'a Subject<'a>,
+    cores: u32,
+    /// All stages on one rank, for each number of parts.
+    on_one_rank: Vec<String>,
+    alone: Vec<Seen>,
+    /// The GPUs of this machine.
+    gpus: u32,
+    /// What an edge costs each of its ranks, and how long a payload is on its way, in milliseconds.
+    edge: [f64; 2],
+    left_out: Vec<LeftOut>,
+}
+
+impl<'a> Measured<'a> {
+    fn of(args: &'a PlanArgs, subject: &'a Subject<'a>) -> Result<Self, Error> {
+        let parts = 1..=subject.most_parts();
+        let on_one_rank: Vec<String> = parts
+            .map(|parts| subject.text(parts, &vec![0; subject.count(parts)]))
+            .collect();
+        let alone = alone_on(args, subject, &on_one_rank, None)?.map_err(Failed::into_error)?;
+        let mut measured = Self {
+            args,
+            subject,
+            cores: std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
+            on_one_rank,
+            alone,
+            gpus: subject.gpus(),
+            edge: [0.0; 2],
+            left_out: Vec::new(),
+        };
+        if args.ranks > 1 && !(measured.are_few() && measured.gpus == 1) {
+            let devices = measured.is_on_host().then_some(ON_CPUS);
+            measured.edge = measured.edge_ms(devices)?.map_err(Failed::into_error)?;
+        }
+        Ok(measured)
+    }
+
+    fn is_on_host(&self) -> bool {
+        self.alone[0].is_on_host
+    }
+
+    /// Says whether there are GPUs, and fewer than ranks.
+    fn are_few(&self) -> bool {
+        !self.is_on_host() && (1..self.args.ranks).contains(&self.gpus)
+    }
+
+    fn edge_ms(&self, devices: Option<&str>) -> Result<Result<[f64; 2], Failed>, Error> {
+        self.subject.edge_ms(self.alone[0].bytes, devices)
+    }
+
+    fn chains(&self, alone: &[Seen], edge: [f64; 2]) -> Vec<Chain> {
+        let (subject, cores) = (self.subject, self.cores);
+        let chain =
+            |(parts, seen): (u32, &Seen)| chain(seen, edge, subject.cores(parts, cores), cores);
+        (1..).zip(alone).map(chain).collect()
+    }
+
+    fn candidate(&self, (parts, placed): &(u32, Placement)) -> Candidate {
+        Candidate {
+            predicted_ms: Some(placed.period_ms),
+            // Else some ranks would be on GPUs.
+            devices: (self.is_on_host() && self.gpus > 0).then(|| devices(placed, 0)),
+            ..Candidate::of(self.subject.text(*parts, &placed.ranks))
+        }
+    }
+
+    /// What is run: the best chain, those with CPUs where there are few GPUs, else groups, and all other placements with `--all`.
+    fn candidates(&mut self, all: Vec<Vec<Vec<u32>>>) -> Result<Vec<Candidate>, Error> {
+        let chains = self.chains(&self.alone, self.edge);
+        let are_few = self.are_few();
+        let best = best(&chains, if are_few { self.gpus } else { self.args.ranks });
+        let mut candidates = vec![self.candidate(&best)];
+        match are_few {
+            true => candidates.extend(self.with_cpus()?),
+            false => candidates.extend(self.subject.groups().into_iter().map(Candidate::of)),
+        }
+        for ((parts, chain), placements) in (1..).zip(&chains).zip(all) {
+            let placed = placements.into_iter().map(|ranks| (parts, chain.on(ranks)));
+            let others = placed.filter(|placed| *placed != best).map(|placed| {
+                let candidate = self.candidate(&placed);
+                Candidate {
+                    // What is on a CPU takes longer than this chain says.
+                    predicted_ms: candidate.predicted_ms.filter(|_| !are_few),
+                    is_proposable: false,
+                    ..candidate
+                }
+            });
+            candidates.extend(others);
+        }
+        Ok(candidates)
+    }
+
+    /// The best chain on CPUs, and the best one with source and sink on a CPU beside GPUs.
+    fn with_cpus(&mut self) -> Result<Vec<Candidate>, Error> {
+        let on_one = |devices: &str, pipelines: &[String]| Candidate {
+            devices: Some(devices.to_owned()),
+            ..Candidate::of(pipelines[0].clone())
+        };
+        let alone = match alone_on(self.args, self.subject, &self.on_one_rank, Some("cpu"))? {
+            Ok(alone) => alone,
+            Err(failed) => {
+                let candidate = on_one("cpu", &self.on_one_rank);
+                self.left_out.push(LeftOut::of(candidate, &failed));
+                return Ok(Vec::new());
+            }
+        };
+        let between_cpus = self.edge_ms(Some(ON_CPUS))?.map_err(Failed::into_error)?;
+        let on_cpus = self.chains(&alone, between_cpus);
+        let mut placed = vec![(best(&on_cpus, self.args.ranks), 0)];
+        match self.edge_ms(Some(ON_BOTH))? {
+            Err(failed) => {
+                let candidate = on_one(ON_BOTH, &self.on_one_rank);
+                self.left_out.push(LeftOut::of(candidate, &failed));
+            }
+            Ok(between) => {
+                self.edge = between;
+                let on_gpus = self.chains(&self.alone, between);
+                let both = (1..).zip(on_gpus.iter().zip(&on_cpus));
+                let both = both
+                    .filter_map(|(parts, (gpu, cpu))| Some((parts, on_both(gpu, cpu, self.gpus)?)));
+                placed.extend(both.reduce(better).map(|both| (both, self.gpus)));
+            }
+        }
+        let candidates = placed.iter().rev().map(|(placed, gpus)| Candidate {
+            devices: Some(devices(&placed.1, *gpus)),
+            ..self.candidate(placed)
+        });
+        Ok(candidates.collect())
+    }
+
+    /// Proposes the pipeline with the shortest measured period.
+    fn report(self, mut placements: Vec<Outcome>) -> Result<PlanReport, Error> {
+        let (on_host, are_few) = (self.is_on_host(), self.are_few());
+        let shorter = |a: &&Outcome, b: &&Outcome| a.measured_ms.total_cmp(&b.measured_ms);
+        let is_proposable = |outcome: &&Outcome| outcome.candidate.is_proposable;
+        let proposable: Vec<Outcome> = placements.iter().filter(is_proposable).cloned().collect();
+        let Some(proposal) = proposable.iter().min_by(shorter).cloned() else {
+            let what = format!("no pipeline that was tried can run: {}", self.left_out[0]);
+            return Err(Error::local(FaultKind::BadInput, "plan", what));
+        };
+        placements.sort_by(|a, b| shorter(&a, &b));
+        let on_one_rank = self.on_one_rank.iter().zip(&self.alone);
+        let busy = self.subject.cores(1, self.cores).into_iter();
+        Ok(PlanReport {
+            most_ranks: self.args.ranks,
+            rounds: self.args.rounds,
+            cores: self.cores,
+            gpus: are_few.then_some(self.gpus),
+            on_host,
+            cores_of_a_stage: busy.max().unwrap_or(1),
+            bytes: self.alone[0].bytes,
+            edge_us: self.edge[0] * 1e3,
+            link_us: self.edge[1] * 1e3,
+            over_predicted: proposal.over_predicted(),
+            over_best: self
+                .args
+                .all
+                .then(|| proposal.measured_ms / placements[0].measured_ms - 1.0),
+            proposal,
+            chain_and_groups: proposable,
+            on_one_rank: on_one_rank
+                .map(|(text, seen)| Alone::of(text, seen))
+                .collect(),
+            left_out: self.left_out,
+            placements: if self.args.all {
+                placements
+            } else {
+                Vec::new()
+            },
+        })
+    }
 }
 
 /// With `--all`, gives every placement for each number of parts.

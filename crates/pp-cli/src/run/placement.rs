@@ -418,6 +418,26 @@ mod tests {
             let error = judge(&kernels, text).unwrap_err();
             assert!(error.contains(words), "{error}");
         }
+        kernels.stages[1].in_ring = false;
+        let error = judge(&kernels, "encode@0,(phase_b@1)*2,decode@0").unwrap_err();
+        assert!(error.contains("cpu cannot walk phase_b in laps"), "{error}");
+        (kernels.stages[1].in_parts, kernels.stages[1].in_group) = (false, false);
+        let error = judge(&kernels, "encode@0,phase_b@1,phase_b@2,decode@0").unwrap_err();
+        assert!(
+            error.contains("cpu cannot cut phase_b into parts"),
+            "{error}"
+        );
+        let error = judge(&kernels, "encode@0,phase_b@1+2,decode@0").unwrap_err();
+        assert!(
+            error.contains("cpu have no collectives for phase_b"),
+            "{error}"
+        );
+        assert!(error.contains("give phase_b one rank"), "{error}");
+    }
+
+    #[test]
+    fn kernels_for_each_stage_stand_where_they_can_with_one_memory_and_context() {
+        let kernels = KernelSet::for_host().describe().clone();
         // A set of its own for phase_b.
         let mut other = kernels.clone();
         other.stages.remove(0);
@@ -461,20 +481,5 @@ mod tests {
             error.contains("the kernels cpu of encode take 2"),
             "{error}"
         );
-        kernels.stages[1].in_ring = false;
-        let error = judge(&kernels, "encode@0,(phase_b@1)*2,decode@0").unwrap_err();
-        assert!(error.contains("cpu cannot walk phase_b in laps"), "{error}");
-        (kernels.stages[1].in_parts, kernels.stages[1].in_group) = (false, false);
-        let error = judge(&kernels, "encode@0,phase_b@1,phase_b@2,decode@0").unwrap_err();
-        assert!(
-            error.contains("cpu cannot cut phase_b into parts"),
-            "{error}"
-        );
-        let error = judge(&kernels, "encode@0,phase_b@1+2,decode@0").unwrap_err();
-        assert!(
-            error.contains("cpu have no collectives for phase_b"),
-            "{error}"
-        );
-        assert!(error.contains("give phase_b one rank"), "{error}");
     }
 }

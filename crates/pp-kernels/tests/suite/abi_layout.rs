@@ -22,6 +22,44 @@ macro_rules! asserts {
     }};
 }
 
+/// What the header defines.
+fn constants() -> Vec<(&'static str, u64)> {
+    vec![
+        ("PP_KERNELS_MAGIC", abi::MAGIC),
+        ("PP_KERNELS_MAJOR", abi::MAJOR.into()),
+        ("PP_KERNELS_MINOR", abi::MINOR.into()),
+        ("PP_MAX_STAGES", abi::MAX_STAGES as u64),
+        ("PP_MAX_TENSORS", abi::MAX_TENSORS as u64),
+        ("PP_STAGE_SOURCE", abi::STAGE_SOURCE.into()),
+        ("PP_STAGE_MIDDLE", abi::STAGE_MIDDLE.into()),
+        ("PP_STAGE_SINK", abi::STAGE_SINK.into()),
+        ("PP_STAGE_PARTS", abi::STAGE_PARTS.into()),
+        ("PP_STAGE_GROUP", abi::STAGE_GROUP.into()),
+        ("PP_STAGE_RING", abi::STAGE_RING.into()),
+        ("PP_STAGE_NO_MEMORY", abi::STAGE_NO_MEMORY.into()),
+        ("PP_STAGE_SAME_BYTES", abi::STAGE_SAME_BYTES.into()),
+        ("PP_TENSOR_ALIGN", abi::TENSOR_ALIGN),
+        ("PP_OK", abi::OK.into()),
+        ("PP_ERROR", abi::ERROR.into()),
+        ("PP_INVALID_ARGUMENT", abi::INVALID_ARGUMENT.into()),
+        ("PP_UNSUPPORTED", abi::UNSUPPORTED.into()),
+        ("PP_OUT_OF_MEMORY", abi::OUT_OF_MEMORY.into()),
+        ("PP_PANIC", abi::PANIC.into()),
+        ("PP_SPACE_HOST", abi::SPACE_HOST.into()),
+        ("PP_SPACE_CUDA", abi::SPACE_CUDA.into()),
+        ("PP_CHROMA_MONO", abi::CHROMA_MONO.into()),
+        ("PP_CHROMA_420", abi::CHROMA_420.into()),
+        ("PP_CHROMA_422", abi::CHROMA_422.into()),
+        ("PP_CHROMA_444", abi::CHROMA_444.into()),
+        ("PP_DTYPE_U8", abi::dtype_code(DType::U8).into()),
+        ("PP_DTYPE_I32", abi::dtype_code(DType::I32).into()),
+        ("PP_DTYPE_I64", abi::dtype_code(DType::I64).into()),
+        ("PP_DTYPE_BF16", abi::dtype_code(DType::Bf16).into()),
+        ("PP_DTYPE_F16", abi::dtype_code(DType::F16).into()),
+        ("PP_DTYPE_F32", abi::dtype_code(DType::F32).into()),
+    ]
+}
+
 #[test]
 fn header_and_mirror_have_the_same_layout() {
     let mut c = asserts! {
@@ -69,40 +107,7 @@ fn header_and_mirror_have_the_same_layout() {
         )
         .unwrap();
     }
-    for (name, value) in [
-        ("PP_KERNELS_MAGIC", abi::MAGIC),
-        ("PP_KERNELS_MAJOR", abi::MAJOR.into()),
-        ("PP_KERNELS_MINOR", abi::MINOR.into()),
-        ("PP_MAX_STAGES", abi::MAX_STAGES as u64),
-        ("PP_MAX_TENSORS", abi::MAX_TENSORS as u64),
-        ("PP_STAGE_SOURCE", abi::STAGE_SOURCE.into()),
-        ("PP_STAGE_MIDDLE", abi::STAGE_MIDDLE.into()),
-        ("PP_STAGE_SINK", abi::STAGE_SINK.into()),
-        ("PP_STAGE_PARTS", abi::STAGE_PARTS.into()),
-        ("PP_STAGE_GROUP", abi::STAGE_GROUP.into()),
-        ("PP_STAGE_RING", abi::STAGE_RING.into()),
-        ("PP_STAGE_NO_MEMORY", abi::STAGE_NO_MEMORY.into()),
-        ("PP_STAGE_SAME_BYTES", abi::STAGE_SAME_BYTES.into()),
-        ("PP_TENSOR_ALIGN", abi::TENSOR_ALIGN),
-        ("PP_OK", abi::OK.into()),
-        ("PP_ERROR", abi::ERROR.into()),
-        ("PP_INVALID_ARGUMENT", abi::INVALID_ARGUMENT.into()),
-        ("PP_UNSUPPORTED", abi::UNSUPPORTED.into()),
-        ("PP_OUT_OF_MEMORY", abi::OUT_OF_MEMORY.into()),
-        ("PP_PANIC", abi::PANIC.into()),
-        ("PP_SPACE_HOST", abi::SPACE_HOST.into()),
-        ("PP_SPACE_CUDA", abi::SPACE_CUDA.into()),
-        ("PP_CHROMA_MONO", abi::CHROMA_MONO.into()),
-        ("PP_CHROMA_420", abi::CHROMA_420.into()),
-        ("PP_CHROMA_422", abi::CHROMA_422.into()),
-        ("PP_CHROMA_444", abi::CHROMA_444.into()),
-        ("PP_DTYPE_U8", abi::dtype_code(DType::U8).into()),
-        ("PP_DTYPE_I32", abi::dtype_code(DType::I32).into()),
-        ("PP_DTYPE_I64", abi::dtype_code(DType::I64).into()),
-        ("PP_DTYPE_BF16", abi::dtype_code(DType::Bf16).into()),
-        ("PP_DTYPE_F16", abi::dtype_code(DType::F16).into()),
-        ("PP_DTYPE_F32", abi::dtype_code(DType::F32).into()),
-    ] {
+    for (name, value) in constants() {
         writeln!(c, "_Static_assert({name} == {value}ull, \"value\");").unwrap();
     }
     // A shared library with nothing in it but true assertions.
