@@ -130,6 +130,11 @@ pub(super) fn check(
     Ok(())
 }
 
+/// How often a chunk goes through a ring that is walked once for each step. The most steps are fewer than 16 bits hold.
+pub(super) fn steps(args: &RunArgs) -> u16 {
+    args.denoise_steps as u16
+}
+
 /// Refuses an argument for the plugin of a stage that has none.
 pub(super) fn check_plugin_args(args: &RunArgs, pipeline: &Pipeline) -> Result<(), Error> {
     for (key, value) in &args.plugin_args {
