@@ -95,30 +95,7 @@ pub fn check(
             "--kernels names the stage {other}, and {pipeline} has none of that name; name one of its stages"
         )));
     }
-    let device_of = |rank: Rank| devices.get(rank.get() as usize);
-    for stage in stages {
-        let (name, rank) = (&*stage.name, stage.leader());
-        let KernelChoice::BuiltIn(set) = kernels.of(name) else {
-            continue;
-        };
-        let about = set.describe();
-        let works_there = |device: &DeviceName| match device.is_gpu() {
-            true => about.cuda,
-            false => about.host,
-        };
-        if let Some(device) = device_of(rank).filter(|device| !works_there(device)) {
-            let (memory, other) = if about.host {
-                ("host", "cpu")
-            } else {
-                ("GPU", "a GPU")
-            };
-            return Err(Error::Usage(format!(
-                "--kernels gives {name} the kernels {}, which work in {memory} memory, and --devices gives rank {rank} {device}; \
-                 give rank {rank} {other}, or {name} other kernels",
-                about.name
-            )));
-        }
-    }
+    // With devices the kernels of each stage are compared with those, once they are described.
     if !devices.is_empty() {
         return Ok(());
     }

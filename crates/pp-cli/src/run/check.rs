@@ -15,14 +15,13 @@ use crate::cmd::plugin;
 /// A command line that can be run.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// The settings of the job's processes.
+    /// The settings of the job's processes. Its devices are those that are named, or that were found; none where each rank
+    /// finds its own.
     pub config: Config,
     /// Which stages stand on which ranks.
     pub pipeline: Pipeline,
     /// Most chunks in flight.
     pub depth: u32,
-    /// The devices of the ranks: those that are named, or that were found; none where each rank finds its own.
-    pub devices: Vec<DeviceName>,
     /// All stages stand on one rank, since this machine has one GPU.
     pub is_on_the_only_gpu: bool,
 }
@@ -43,13 +42,12 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     backend::check(&args.kernels, args.transport, &args.devices, &pipeline)?;
     placement::check_plugin_args(args, &pipeline)?;
     let has_plugin = args.kernels.has_plugin();
-    let mut about = None;
-    if !has_plugin {
-        about = Some(described(args, &pipeline, env)?);
-    }
-    if let Some(about) = &about {
-        check_stages(args, &pipeline, about)?;
-    }
+    let judged = || {
+        let about = described(args, &pipeline, env)?;
+        check_stages(args, &pipeline, &about)?;
+        Ok::<_, Error>(about)
+    };
+    let mut about = (!has_plugin).then(judged).transpose()?;
     if let Some(started) = world {
         let instead = match args.pipeline {
             Some(_) => format!("give a --pipeline of {started} ranks or --ranks {started}"),
@@ -60,7 +58,7 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
         };
         check_world(started, &pipeline, &instead)?;
     }
-    let config = match pipeline.world_size().get() {
+    let mut config = match pipeline.world_size().get() {
         // A world that cannot be read is no reason to refuse: one process needs no other.
         1 => Config::alone(env.lookup())?,
         _ => Config::from_env(env.lookup())?,
@@ -68,23 +66,21 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     input::check_files(args, env, &config, &pipeline)?;
     // A rank of a launcher tells the other ranks, whose machines may have the file.
     if config.launch.is_none() && has_plugin {
-        let described = described(args, &pipeline, env)?;
-        check_stages(args, &pipeline, &described)?;
-        about = Some(described);
+        about = Some(judged()?);
     }
-    let devices = match (&args.devices[..], about) {
+    match (&args.devices[..], about) {
         ([], Some(about)) if config.launch.is_none() && args.transport == TransportChoice::Auto => {
-            found_devices(args, &pipeline, &about)
+            config.devices = found_devices(args, &pipeline, &about);
         }
-        ([], _) => config.devices.clone(),
-        (named, _) => named.to_vec(),
-    };
+        // Those of the supervisor, if it has any.
+        ([], _) => {}
+        (named, _) => config.devices = named.to_vec(),
+    }
     let depth = args.depth.unwrap_or(pipeline.default_depth());
     Ok(Checked {
         config,
         pipeline,
         depth,
-        devices,
         is_on_the_only_gpu,
     })
 }
@@ -182,7 +178,6 @@ impl Checked {
     pub fn job<'a>(&'a self, args: &'a RunArgs) -> Job<'a> {
         Job::new(&self.config, &self.pipeline)
             .depth(self.depth)
-            .devices(&self.devices)
             .restarts(args.restarts)
     }
 }

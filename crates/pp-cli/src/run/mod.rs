@@ -22,6 +22,7 @@ mod slots;
 mod source;
 
 use std::cell::RefCell;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
 use std::rc::Rc;
@@ -100,7 +101,8 @@ impl<'a> VideoJob<'a> {
         env: &Env,
     ) -> Result<(Self, Backend), Error> {
         let pipeline = &checked.pipeline;
-        let were_found = args.devices.is_empty() && !checked.devices.is_empty();
+        let devices = &checked.config.devices;
+        let were_found = args.devices.is_empty() && !devices.is_empty();
         let choice = backend::choose(&args.kernels, args.transport, rank, env);
         let choice = choice.map_err(|error| match error {
             Error::Fault(mut fault) if were_found => {
@@ -126,14 +128,14 @@ impl<'a> VideoJob<'a> {
         let is_on_gpu = matches!(choice.backend, Backend::Gpu(_));
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let ranks = pipeline.world_size().get();
-        let faster = placement::faster(args, &checked.devices, ranks, (is_on_gpu, cores));
+        let faster = placement::faster(args, devices, ranks, (is_on_gpu, cores));
         if let Some(faster) = faster.filter(|_| rank.rank() == RANK_0 && !has_plugin) {
             say_aside(format!(
                 "pp: note: rank 0 is mostly idle in {pipeline}; faster, with the same output: --pipeline \"{faster}\""
             ));
         }
         if were_found {
-            let devices = DeviceName::list(&checked.devices);
+            let devices = DeviceName::list(devices);
             choice.said = Some(format!(
                 "fewer GPUs than ranks, so some ranks are on CPUs, as with --devices {devices}"
             ));
@@ -180,14 +182,16 @@ impl<'a> VideoJob<'a> {
         for (key, value) in &args.plugin_args {
             profile = profile.set(&format!("plugin_arg {key}"), value);
         }
-        let mut named = BTreeSet::new();
+        // The file of a plugin may be large: it is read once.
+        let mut digests = BTreeMap::new();
         for (stage, set) in self.pipeline.stages().iter().zip(&self.kernels) {
-            if named.insert(&stage.name) {
-                let about = set.describe();
-                let digest = digest_of_kernels(args.kernels.of(&stage.name), about)?;
-                let name = format!("{} {}", about.name, about.version);
-                profile = profile.kernels(&stage.name, &name, digest);
-            }
+            let (about, choice) = (set.describe(), args.kernels.of(&stage.name));
+            let digest = match digests.entry((choice.file(), &about.name)) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(new) => *new.insert(digest_of_kernels(choice, about)?),
+            };
+            let name = format!("{} {}", about.name, about.version);
+            profile = profile.kernels(&stage.name, &name, digest);
         }
         profile.chunks = args.chunks;
         profile.choice.clone_from(&self.choice);

@@ -199,7 +199,7 @@ fn check_memory(
             };
             let rank = stage.leader();
             return Err(Error::Usage(format!(
-                "the kernels {} of {name} work in {memory} memory, and --devices gives rank {rank} {one}; give rank {rank} {other}, or \
+                "{name} has the kernels {}, which work in {memory} memory, and --devices gives rank {rank} {one}; give rank {rank} {other}, or \
                  {name} other kernels",
                 kernels.name
             )));

@@ -249,7 +249,7 @@ fn kernels_transports_and_devices_that_do_not_go_together() {
         --transport host --devices cuda,cuda | --devices names a GPU; use --transport auto or p2p
         --transport p2p --devices cpu,cpu | --devices names no GPU; use --transport host
         --devices cuda,cpu --pipeline encode@0,phase_b@0,phase_b@1,decode@0 | phase_b@0 cuda and phase_b@1 cpu; give all ranks of phase_b GPUs
-        --devices cuda:0,cpu --kernels encode=cpu | gives encode the kernels cpu; gives rank 0 cuda:0
+        --devices cuda:0,cpu --kernels encode=cpu | encode has the kernels cpu; gives rank 0 cuda:0
         --kernels encode=cpu,phase_b=ptx | cpu, which works in host memory, and ptx; say with --devices
         --kernels encode=cpu,encode=ptx | names encode twice
         --kernels encode=cpu,ptx | is not STAGE=KERNELS
