@@ -62,7 +62,7 @@ impl Allocation {
         allocated: Result<Address, CudaError>,
     ) -> Result<Self, CudaError> {
         Ok(Self {
-            address: allocated.map_err(|error| with_sizes(error, device, kind, len))?,
+            address: allocated.map_err(|error| with_sizes(error, device, name(kind), len))?,
             device: device.clone(),
             kind,
             len,
@@ -269,13 +269,18 @@ fn name(kind: Kind) -> &'static str {
 
 /// An allocation that failed for want of memory, with the numbers.
 #[cold]
-fn with_sizes(error: CudaError, device: &Device, kind: Kind, len: usize) -> CudaError {
+pub(crate) fn with_sizes(
+    error: CudaError,
+    device: &Device,
+    what: &'static str,
+    len: usize,
+) -> CudaError {
     if !error.is_out_of_memory() {
         return error;
     }
     let left = device.memory().ok();
     CudaError::NoMemory {
-        what: name(kind),
+        what,
         wanted: len as u64,
         left: left.map(|left| (left.free, left.total)),
         said: Box::new(error),

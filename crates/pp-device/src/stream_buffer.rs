@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::driver::{Handle, call};
 use crate::error::CudaError;
-use crate::memory::DevicePtr;
+use crate::memory::{DevicePtr, with_sizes};
 use crate::stream::Stream;
 
 /// The longest that set-up waits for the device.
@@ -32,7 +32,8 @@ impl StreamBuffer {
         device.bind_anew()?;
         let (mut address, len) = (0, len.max(1));
         // SAFETY: writes one address to a local; a live stream, whose context is current.
-        unsafe { call!(cuMemAllocAsync(&raw mut address, len, stream.handle())) }?;
+        unsafe { call!(cuMemAllocAsync(&raw mut address, len, stream.handle())) }
+            .map_err(|error| with_sizes(error, device, "device", len))?;
         Ok(Self {
             memory: DevicePtr { address, len },
             stream: stream.clone(),

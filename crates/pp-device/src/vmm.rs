@@ -24,7 +24,7 @@ use crate::device::Device;
 use crate::driver::{Address, Driver, Handle};
 use crate::error::CudaError;
 use crate::functions;
-use crate::memory::DevicePtr;
+use crate::memory::{DevicePtr, with_sizes};
 use crate::reclaim::{DeferredFree, Work};
 use crate::stream::{Event, Stream};
 
@@ -200,7 +200,8 @@ impl SharedMemory {
         let (mut handle, mut fd) = (0, -1);
         let of = properties(device);
         // SAFETY: reads one description, and writes to a local; the context is current.
-        unsafe { call!(cuMemCreate(&raw mut handle, len, &raw const of, 0)) }?;
+        unsafe { call!(cuMemCreate(&raw mut handle, len, &raw const of, 0)) }
+            .map_err(|error| with_sizes(error, device, "device", len))?;
         let handle = Created(handle);
         let to = (&raw mut fd).cast();
         // SAFETY: writes a descriptor to a local, for memory that was just made.

@@ -188,6 +188,11 @@ pub trait Backend: Edges {
         None
     }
 
+    /// Returns the bytes of the device that are free. [`u64::MAX`] for host memory, or if the device does not say.
+    fn free_memory(&self) -> u64 {
+        u64::MAX
+    }
+
     /// Describes this backend.
     fn capabilities(&self) -> Capabilities;
 

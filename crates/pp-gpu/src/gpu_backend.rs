@@ -254,6 +254,10 @@ impl Backend for GpuBackend {
         Backend::device(&self.nccl)
     }
 
+    fn free_memory(&self) -> u64 {
+        self.nccl.free_memory()
+    }
+
     /// Returns a name that lists the transports which the edges and groups of this rank use.
     fn capabilities(&self) -> Capabilities {
         const NAMES: [&str; 8] = [

@@ -3,6 +3,7 @@
 mod connect;
 mod failover;
 pub(crate) mod join;
+mod memory;
 mod restart;
 
 use std::sync::atomic::Ordering;
@@ -20,6 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use self::join::{Briefing, JoinError, JoinedRank, Profile};
+use self::memory::Need;
 use crate::RANK_0;
 use crate::error::{Error, caught};
 use crate::job::ThisRank;
@@ -68,6 +70,10 @@ impl ThisRank<'_> {
         let shapes = self.shapes(briefing.context_chunks);
         let slot_bytes =
             |from: usize, to: usize| program.slot_bytes(self.pipeline, [from, to], &briefing.shape);
+        let edges = self.edges(&shapes, slot_bytes);
+        if let Err(fault) = self.check_memory(&backend, &edges, &shapes, slot_bytes) {
+            return Err(give_up(joined, fault.into()));
+        }
         let run = RankRun::new(self.rank(), stages, options, |from, to| {
             backend.local(shapes.local((from, to), slot_bytes(from, to)))
         });
@@ -86,7 +92,6 @@ impl ThisRank<'_> {
         {
             run.leader_holds(at, slot_bytes(at - 1, at));
         }
-        let edges = self.edges(&shapes, slot_bytes);
         let finished = restart::run(
             &self,
             &mut run,
@@ -280,6 +285,30 @@ impl ThisRank<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Refuses slots of this rank that take more than is free on its device.
+    fn check_memory(
+        &self,
+        backend: &impl Backend,
+        edges: &[(Rank, Vec<EdgeEnd>)],
+        shapes: &Shapes<'_>,
+        slot_bytes: impl Fn(usize, usize) -> u64,
+    ) -> Result<(), Fault> {
+        let Some((device, _)) = backend.device() else {
+            return Ok(());
+        };
+        let (own, stages) = (self.rank(), self.pipeline.stages());
+        let is_led = |at: usize| stages[at].leader() == own;
+        let within = (0..stages.len()).filter(|from| is_led(*from));
+        let within =
+            within.flat_map(|from| self.pipeline.next(from).map(move |(_, to)| (from, to)));
+        let within = within.filter(|(_, to)| is_led(*to));
+        let within =
+            within.map(|(from, to)| shapes.local((from, to), slot_bytes(from, to)).bytes());
+        let slots = within.fold(memory::bytes_of(edges), u64::saturating_add);
+        let free = backend.free_memory();
+        memory::check(&device, &[(own, Need { slots, free })])
     }
 
     /// The ends of all edges between this rank and each other one, in the order in which they are connected: the same

@@ -6,11 +6,11 @@
 //! waits for the device, and the host copies no frame.
 
 use pp_command::timed::{Issued, Staged, Timed, read_on};
-use pp_contract::{FaultKind, Manifest, VideoPlanParts};
+use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
 use pp_device::{CudaError, Device, DevicePtr, PinnedBuffer, Stream};
 use pp_kernels::{
     ChunkShape, FrameGeometry, KernelError, Layout, Payload, PayloadMut, RawSession, SessionConfig,
-    Space, StageKind,
+    Space, StageKind, Status,
 };
 use pp_runtime::stage::{Progress, StageError, StageResult};
 use pp_transport::gpu::{DeviceRx, DeviceTx};
@@ -84,7 +84,24 @@ impl Memory for OnGpu {
                 .kernels
                 .open_stage_on_device(stage.stage, &config, stage.args)
         };
-        let session = session.map_err(failed(stage.blame, "open kernels"))?;
+        let session = session.map_err(|error| {
+            let mut text = with_source(&error);
+            // Built-in kernels say so themselves.
+            if stage.blame == FaultKind::Plugin
+                && matches!(
+                    &error,
+                    KernelError::Failed {
+                        status: Status::OutOfMemory,
+                        ..
+                    }
+                )
+                && let Ok(left) = on.memory()
+            {
+                let (free, total) = (left.free, left.total);
+                text += &format!(" ({free} of the device's {total} bytes are free)");
+            }
+            StageError::new(stage.blame, "open kernels", text)
+        })?;
         let results = session.results().unwrap_or_else(|| stream.clone());
         let digester = GpuDigester::new(&results);
         let timed = Timed::new(stream.clone(), stage.depth as usize);

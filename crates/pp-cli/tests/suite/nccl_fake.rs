@@ -546,3 +546,40 @@ fn a_spoiled_run_is_noticed() {
         assert!(report.broke(rule), "{fault}: {:?}", report.violations);
     }
 }
+
+#[test]
+fn slots_of_all_ranks_on_a_gpu_are_added_up_before_they_are_made() {
+    let (folder, _, _) = files("gpu_memory", &video(33, 19, "420jpeg", 11));
+    let refused = |code, devices, memory: u64| {
+        let more = [&COPY[..], &["--devices", devices]].concat();
+        let mut command = run_over("p2p", &folder, &more);
+        let memory = memory.to_string();
+        run(command.env("PP_FAKE_MEMORY", memory), None)
+            .ended(code, &[])
+            .stderr
+    };
+    let number = |text: &str, before: &str| -> u64 {
+        let (_, behind) = text.split_once(before).unwrap_or_else(|| panic!("{text}"));
+        behind.split(' ').next().unwrap().parse().unwrap()
+    };
+    for kernels_fail in ["cuda:0,cuda:1", "cuda:0,cuda:0"] {
+        let told = refused(10, kernels_fail, 40_000);
+        assert!(
+            told.contains("of the device's 40000 bytes are free"),
+            "{told}"
+        );
+    }
+    // The kernels of rank 1 leave too little for its own slots.
+    let memory = 400_000;
+    let told = refused(3, "cuda:0,cuda:0", memory);
+    assert!(
+        told.contains("rank 1: count the memory of a device"),
+        "{told}"
+    );
+    let (slots, free) = (number(&told, " take "), number(&told, "rank 1, and "));
+    assert!(slots > free, "{told}");
+    // Now there is enough for them, and not for those of rank 0 beside them. Each fake process counts its own memory.
+    let told = refused(3, "cuda:0,cuda:0", memory + slots - free);
+    let both = format!("bytes for rank 0, {slots} bytes for rank 1, and {slots} bytes are free");
+    assert!(told.contains(&both), "{told}");
+}

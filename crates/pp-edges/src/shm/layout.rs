@@ -36,6 +36,11 @@ impl EdgeShape {
         if self.has_payloads() { self.depth } else { 0 }
     }
 
+    /// Returns the bytes of all slots.
+    pub const fn bytes(self) -> u64 {
+        self.slot_bytes.saturating_mul(self.depth as u64)
+    }
+
     /// Returns the bytes of a slot, after checking that the edge can be made.
     ///
     /// # Errors

@@ -168,6 +168,10 @@ impl Backend for NcclBackend {
         Some((uuid_text(self.device.about().uuid), self.given.clone()))
     }
 
+    fn free_memory(&self) -> u64 {
+        self.device.memory().map_or(u64::MAX, |memory| memory.free)
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: "nccl",

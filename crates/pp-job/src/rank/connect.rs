@@ -5,20 +5,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pp_contract::pipeline::EdgeSpec;
-use pp_contract::{Fault, Pipeline, Rank, with_source};
+use pp_contract::{Fault, Generation, Pipeline, Rank, with_source};
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{OnStuck, Watch};
 use pp_transport::backend::{
     Ahead, Backend, Connect, EdgeEnd, End, Neighbours, OnFrame, Peer, compare,
 };
 use pp_transport::bell::Bell;
-use pp_transport::control::{ControlSender, Message, SocketKind};
+use pp_transport::control::{ControlSender, SocketKind};
 use pp_transport::error::TransportError;
 use pp_transport::group::Members;
 use pp_transport::host::EdgeShape;
 
 use super::failover::Aborts;
 use super::join::JoinedRank;
+use super::memory::{Need, bytes_of};
 use crate::error::Error;
 use crate::times;
 
@@ -132,6 +133,11 @@ impl JoinedRank {
         (pipeline, edges): (&Pipeline, &[(Rank, Vec<EdgeEnd>)]),
         bell: &Bell,
     ) -> Result<Agreed<B>, Fault> {
+        // Later, slots of the generation before may still be there.
+        if self.generation == Generation::new(0) {
+            let (slots, free) = (bytes_of(edges), backend.free_memory());
+            self.add_up_memory(Need { slots, free })?;
+        }
         let mut agreed = Vec::new();
         let mut on_frames: Vec<(Rank, OnFrame)> = Vec::new();
         for (peer, ends) in edges {
@@ -227,7 +233,7 @@ impl Peer for Neighbour<'_> {
     }
 
     fn is_on_device(&self) -> bool {
-        self.joined.on_device[self.rank.get() as usize]
+        self.joined.devices[self.rank.get() as usize].is_some()
     }
 
     fn sender(&self) -> &ControlSender {
@@ -235,10 +241,7 @@ impl Peer for Neighbour<'_> {
     }
 
     fn send(&self, body: &[u8]) -> Result<(), Fault> {
-        let deadline = Instant::now() + times::SET_UP_WITHIN;
-        let set_up = &self.joined.set_up;
-        let frame = Message::Frame(body);
-        set_up.send(self.rank, "set up", |to| to.send(&frame, deadline))
+        self.joined.tell(self.rank, body)
     }
 
     fn receive(&mut self, operation: &'static str) -> Result<Vec<u8>, Fault> {

@@ -70,8 +70,8 @@ pub(crate) struct JoinedRank {
     pub(super) set_up: SetUp,
     /// The ranks that it has a channel to.
     peers: Vec<Rank>,
-    /// By rank: its payloads lie on a device.
-    pub(super) on_device: Vec<bool>,
+    /// By rank: the UUID of the device on which its payloads lie; none for host memory.
+    pub(super) devices: Vec<Option<Text<64>>>,
     /// The processes of the others, as far as they are of this machine.
     pub(super) pids: Vec<(Rank, u32)>,
     /// Which attempt to connect all ranks this is.
@@ -195,9 +195,9 @@ pub(crate) fn join<P: Plan, B: Backend>(
         own: rank,
         set_up,
         ahead: Vec::new(),
-        on_device: hellos
+        devices: hellos
             .iter()
-            .map(|hello| hello.parts().device.is_some())
+            .map(|hello| hello.parts().device.clone())
             .collect(),
         peers: ranks,
         pids,
@@ -235,12 +235,17 @@ impl JoinedRank {
     pub(super) fn tell_briefing(&self, briefing: &impl Serialize) -> Result<(), Error> {
         let body = serde_json::to_vec(briefing).map_err(anyhow::Error::new)?;
         for peer in &self.peers {
-            let deadline = Instant::now() + times::SET_UP_WITHIN;
-            let frame = Message::Frame(&body);
-            let send = |to: &ControlSender| to.send(&frame, deadline);
-            self.set_up.send(*peer, "set up", send)?;
+            self.tell(*peer, &body)?;
         }
         Ok(())
+    }
+
+    /// Sends bytes to another rank.
+    pub(super) fn tell(&self, peer: Rank, body: &[u8]) -> Result<(), Fault> {
+        let deadline = Instant::now() + times::SET_UP_WITHIN;
+        let frame = Message::Frame(body);
+        let send = |to: &ControlSender| to.send(&frame, deadline);
+        self.set_up.send(peer, "set up", send)
     }
 
     /// Learns from rank 0 what it found in its input; waits as long as that takes.

@@ -266,7 +266,7 @@ where
             join::<P, B>(this, backend, meeting.profile, within)?
         }
     };
-    meeting.on_device.clone_from(&joined.on_device);
+    meeting.on_device = joined.devices.iter().map(Option::is_some).collect();
     joined.ahead = std::mem::take(&mut meeting.ahead);
     let pids = joined.pids.clone();
     let missed = |error: Error| JoinError::after(error, &pids);
