@@ -35,6 +35,8 @@ wire_enum! {
         Drift = 11 => "drift",
         /// The command line, or the program that was written on this library, asks for what cannot be.
         Usage = 12 => "wrong usage",
+        /// A GPU failed for all processes on it, whichever of them the failure is of.
+        SharedDevice = 13 => "shared device",
     }
 }
 

@@ -24,6 +24,8 @@ pub struct Capabilities {
     pub payload_moves: bool,
     /// Whether the bell rings for completions. If not, the caller must poll.
     pub completions_ring: bool,
+    /// Whether NVIDIA's MPS serves the GPU: the work of its processes overlaps, and a fault of one ends them all.
+    pub is_under_mps: bool,
 }
 
 /// A message that has left.

@@ -22,9 +22,6 @@ use pp_edges::error::TransportError;
 use pp_edges::group::Members;
 use pp_edges::host::{EdgeShape, check_host};
 
-/// What two ranks on one GPU are told without MPS.
-const IN_TURNS: &str = "the ranks share a GPU, which serves them in turns; NVIDIA's MPS lets their work overlap: \
-                        nvidia-cuda-mps-control -d";
 /// The operation named in a fault while two ranks choose a transport.
 const WHAT: &str = "choose a way between GPUs";
 
@@ -84,14 +81,13 @@ impl GpuBackend {
         }
     }
 
-    /// Makes the edges with a peer by copy engine. Returns them with a remark, or the reason if that does not work. Both
-    /// ranks get the same answer.
+    /// Makes the edges with a peer by copy engine. Returns the reason if that does not work. Both ranks get the same answer.
     fn try_p2p(
         &self,
         peer: &mut dyn Peer,
         edges: &[EdgeEnd],
         bell: &Bell,
-    ) -> Result<Result<(Tried, &'static str), Why>, Fault> {
+    ) -> Result<Result<Tried, Why>, Fault> {
         let device = &self.device;
         if !peer.shares_host() {
             // Both ranks know this, so neither needs to tell the other.
@@ -104,14 +100,10 @@ impl GpuBackend {
         peer.send(&device.about().uuid)?;
         let uuid = peer.receive(WHAT)?;
         let is_shared = uuid[..] == device.about().uuid;
-        let remark = match is_shared && !device.about().has_mps {
-            true => IN_TURNS,
-            false => "",
-        };
         let reach = <[u8; 16]>::try_from(&uuid[..]).map_err(|_| Unreachable::NoUuid);
         let reach = reach.and_then(|uuid| self.reach(uuid));
         let made = match exchange(peer, WHAT, reach)? {
-            Ok(()) => trial::make(peer, device, edges, bell)?.map(|tried| (tried, remark)),
+            Ok(()) => trial::make(peer, device, edges, bell)?,
             Err(why) => Err(why),
         };
         match made {
@@ -280,6 +272,7 @@ impl Backend for GpuBackend {
             name,
             payload_moves: true,
             completions_ring: false,
+            is_under_mps: self.nccl.device.about().has_mps,
         }
     }
 
@@ -306,9 +299,9 @@ impl Backend for GpuBackend {
         let mut why = String::new();
         if has_payloads && self.way != GpuTransport::Nccl {
             match self.try_p2p(peer, &edges, bell)? {
-                Ok((tried, remark)) => {
+                Ok(tried) => {
                     self.taken[P2P] = true;
-                    self.tell(peer, &edges, "p2p", remark);
+                    self.tell(peer, &edges, "p2p", "");
                     return Ok((GpuAgreed(Taken::Copies(tried)), None));
                 }
                 Err(reason) if self.way == GpuTransport::P2p => {

@@ -1,8 +1,8 @@
 //! What the parts of one rank share.
 
 use std::io::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_runtime::switch::Switch;
@@ -12,6 +12,7 @@ use crate::end::end_now;
 use crate::error::{Error, code_of};
 use crate::flight::Flight;
 use crate::reports::{Report, Reporter};
+use crate::shared::SharedDevice;
 use crate::signals::Signals;
 
 /// A rank's settings, and its lines to the user, to its supervisor and to the reader of its flight recording.
@@ -23,9 +24,15 @@ pub(crate) struct Context {
     pub(crate) reporter: Reporter,
     /// The other ranks hear of the end of this one over their channels, or learn that it does not come.
     pub(crate) is_met: AtomicBool,
+    /// The GPUs that several ranks share; on rank 0.
+    pub(crate) shared: Mutex<Vec<SharedDevice>>,
 }
 
 impl Context {
+    pub(crate) fn lock_shared(&self) -> MutexGuard<'_, Vec<SharedDevice>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn is_supervised(&self) -> bool {
         self.config.is_supervised()
     }

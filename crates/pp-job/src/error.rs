@@ -205,7 +205,7 @@ pub fn code_of(kind: FaultKind) -> u8 {
         FaultKind::PeerDied => 7,
         FaultKind::PeerMisbehaved => 8,
         FaultKind::TimedOut => 9,
-        FaultKind::Device => 10,
+        FaultKind::Device | FaultKind::SharedDevice => 10,
         FaultKind::Drift => 11,
         FaultKind::Interrupted => 128 + SIGINT as u8,
         _ => 1,

@@ -1,8 +1,8 @@
 //! The life of a job in one process: the supervisor's, a rank's, or that of a job of one process.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context as _;
 use pp_contract::pipeline::MAX_DEPTH;
@@ -213,6 +213,7 @@ impl<'a> Job<'a> {
             flight,
             reporter,
             is_met: AtomicBool::new(false),
+            shared: Mutex::default(),
         });
         let hearing = take_signals(&context).context("cannot handle signals")?;
         Ok((context, hearing))

@@ -40,6 +40,7 @@ mod program;
 mod rank;
 mod recordings;
 mod reports;
+mod shared;
 mod signal_names;
 mod signals;
 mod supervisor;
@@ -51,6 +52,7 @@ pub use crate::error::Error;
 pub use crate::job::{Job, ThisRank, main};
 pub use crate::program::{Finished, Opened, Program};
 pub use crate::rank::join::Profile;
+pub use crate::shared::SharedDevice;
 
 /// Parts that `pp` and its trials share with this crate. They may change at any time.
 #[doc(hidden)]

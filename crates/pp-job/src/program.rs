@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::output::{OutputError, write_file};
+use crate::shared::SharedDevice;
 
 /// Holds what rank 0 has once the source is open.
 #[derive(Debug)]
@@ -265,7 +266,10 @@ pub struct Finished {
     pub wall: Duration,
     /// The signal that ended the run before the end of its input.
     pub interrupted: Option<u8>,
+    /// The GPUs that several ranks share.
+    pub shared_devices: Vec<SharedDevice>,
 }
+
 impl Finished {
     /// Writes the report as JSON: the run (`restarts`, `wall_ms`, `interrupted_by`), its measures, and the record of each
     /// chunk.
@@ -274,15 +278,17 @@ impl Finished {
     /// The file cannot be written.
     pub fn write_report(&self, path: &Path) -> Result<(), OutputError> {
         #[derive(Serialize)]
-        struct Run {
+        struct Run<'a> {
             restarts: u32,
             wall_ms: f64,
             interrupted_by: Option<u8>,
+            shared_devices: &'a [SharedDevice],
         }
         let run = Run {
             restarts: self.restarts,
             wall_ms: self.wall.as_secs_f64() * 1e3,
             interrupted_by: self.interrupted,
+            shared_devices: &self.shared_devices,
         };
         let Summary {
             recorder, restarts, ..

@@ -120,6 +120,7 @@ impl ThisRank<'_> {
                     restarts: finished.restarts,
                     wall: finished.wall,
                     interrupted: finished.interrupted,
+                    shared_devices: std::mem::take(&mut *self.context.lock_shared()),
                 },
             ),
             None => Ok(()),
@@ -307,8 +308,12 @@ impl ThisRank<'_> {
         let within =
             within.map(|(from, to)| shapes.local((from, to), slot_bytes(from, to)).bytes());
         let slots = within.fold(memory::bytes_of(edges), u64::saturating_add);
-        let free = backend.free_memory();
-        memory::check(&device, &[(own, Need { slots, free })])
+        let need = Need {
+            slots,
+            free: backend.free_memory(),
+            is_under_mps: backend.capabilities().is_under_mps,
+        };
+        memory::check(&device, &[(own, need)])
     }
 
     /// The ends of all edges between this rank and each other one, in the order in which they are connected: the same

@@ -74,6 +74,7 @@ impl<E: Kernels> Serialize for About<'_, E> {
         map.serialize_entry("pipeline", &job.pipeline.to_string())?;
         map.serialize_entry("ranks", &job.pipeline.world_size().get())?;
         map.serialize_entry("transport", &job.transport)?;
+        map.serialize_entry("shared_devices", &finished.shared_devices)?;
         map.serialize_entry("kernels", &job.kernels)?;
         map.serialize_entry("choice", &job.choice)?;
         map.serialize_entry("denoise_steps", &args.denoise_steps)?;

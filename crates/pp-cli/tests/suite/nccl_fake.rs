@@ -463,15 +463,24 @@ fn ranks_share_a_gpu_that_is_named_for_each_of_them() {
         command.env("PP_FAKE_DEVICES", "1").env("PP_FAKE_MPS", mps);
         run(&mut command, None)
     };
-    for (transport, mps, told) in [("p2p", "0", 0), ("auto", "0", 1), ("auto", "1", 0)] {
-        let ended = run_on(transport, "cuda:0,cuda:0", &[], mps).succeeded();
-        let turns = "p2p (the ranks share a GPU, which serves them in turns; NVIDIA's MPS";
-        assert_eq!(
-            ended.stderr.matches(turns).count(),
-            told,
-            "{}",
-            ended.stderr
-        );
+    for (transport, mps, told) in [
+        (
+            "p2p",
+            "0",
+            ", which serves them in turns; NVIDIA's MPS lets",
+        ),
+        ("auto", "1", " under MPS\n"),
+    ] {
+        let report = folder.file("report.json").display().to_string();
+        let more = ["--report", report.as_str()];
+        let ended = run_on(transport, "cuda:0,cuda:0", &more, mps).succeeded();
+        let uuid = "GPU-70702066-616b-6520-4750-552000000001";
+        let line = format!("pp: ranks 0, 1 share {uuid}{told}");
+        assert_eq!(ended.stderr.matches(&line).count(), 1, "{}", ended.stderr);
+        let shared = &read_json(&report)["run"]["shared_devices"];
+        let is_under_mps = mps == "1";
+        let expected = json!([{ "device": uuid, "ranks": [0, 1], "is_under_mps": is_under_mps }]);
+        assert_eq!(*shared, expected);
         assert!(std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap());
         assert_proven_over("p2p", &folder, 12, EXPECT);
     }

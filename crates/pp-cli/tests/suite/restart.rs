@@ -334,6 +334,24 @@ fn on_gpus_what_is_sent_again_is_in_order() {
     }
 }
 
+/// MPS tells every client of the GPU that one failed: another process would hear that too.
+#[test]
+fn under_mps_a_rank_whose_device_fails_ends_the_job() {
+    let fakes = Fakes::newest();
+    let folder = folder("restart_mps");
+    let args = ["--denoise-steps", "0", "--restarts", "2"];
+    let mut command = on_gpus(&fakes, &folder, BESIDE_A_CPU[0], &args);
+    command.env("PP_FAKE_MPS", "1");
+    command.env("PP_FAKE_FAULTS", "cuLaunchKernel:12:719");
+    let ended = run(&mut command, Some(video(64, 48, "mono", 60))).ended(10, &[]);
+    let told = [
+        "shared device: rank ",
+        "a client of this GPU failed, which MPS tells all clients",
+    ];
+    assert_has(&ended.stderr, &told);
+    assert!(!ended.stderr.contains("of 2 times"), "{}", ended.stderr);
+}
+
 /// Its GPU fails, it says so and ends; another process has a GPU that does not.
 #[test]
 fn on_gpus_a_rank_whose_device_fails_is_replaced() {

@@ -57,6 +57,7 @@ impl Backend for Host {
             name: "host",
             payload_moves: false,
             completions_ring: true,
+            is_under_mps: false,
         }
     }
 

@@ -177,6 +177,7 @@ impl Backend for NcclBackend {
             name: "nccl",
             payload_moves: true,
             completions_ring: false,
+            is_under_mps: self.device.about().has_mps,
         }
     }
 

@@ -135,8 +135,11 @@ impl JoinedRank {
     ) -> Result<Agreed<B>, Fault> {
         // Later, slots of the generation before may still be there.
         if self.generation == Generation::new(0) {
-            let (slots, free) = (bytes_of(edges), backend.free_memory());
-            self.add_up_memory(Need { slots, free })?;
+            self.add_up_memory(Need {
+                slots: bytes_of(edges),
+                free: backend.free_memory(),
+                is_under_mps: backend.capabilities().is_under_mps,
+            })?;
         }
         let mut agreed = Vec::new();
         let mut on_frames: Vec<(Rank, OnFrame)> = Vec::new();

@@ -12,19 +12,23 @@ use serde::{Deserialize, Serialize};
 
 use super::join::JoinedRank;
 use crate::RANK_0;
+use crate::end::say_aside;
+use crate::shared::SharedDevice;
 
 /// The operation of a fault.
 const WHAT: &str = "count the memory of a device";
 
-/// What a rank tells rank 0: the bytes of its slots, and those that it finds free on its device.
+/// What a rank tells rank 0: the bytes of its slots, those that it finds free on its device, and whether MPS serves it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Need {
     pub(super) slots: u64,
     pub(super) free: u64,
+    pub(super) is_under_mps: bool,
 }
 
 impl JoinedRank {
-    /// Waits until rank 0 has added up the slots of all ranks that share a device. Does nothing if no two ranks share one.
+    /// Waits until rank 0 has added up the slots of all ranks that share a device, and says that they do. Does nothing if no
+    /// two ranks share one.
     ///
     /// # Errors
     /// The slots take more than is free, or a rank is lost.
@@ -55,6 +59,13 @@ impl JoinedRank {
                 needs.push((*rank, need));
             }
             check(device.as_str(), &needs)?;
+            let device = SharedDevice {
+                device: device.as_str().to_owned(),
+                ranks: ranks.clone(),
+                is_under_mps: needs.iter().all(|(_, need)| need.is_under_mps),
+            };
+            say_aside(format!("pp: {device}"));
+            self.context.lock_shared().push(device);
         }
         let others = sharing.iter().flat_map(|(_, ranks)| ranks);
         for rank in others.filter(|rank| **rank != self.own) {
@@ -116,7 +127,12 @@ mod tests {
         let found = shared(&devices.map(|device| device.map(name)));
         assert_eq!(found, [(name("a"), ranks.clone())]);
         let needs = |free| {
-            let need = |slots, free| Need { slots, free };
+            let is_under_mps = false;
+            let need = |slots, free| Need {
+                slots,
+                free,
+                is_under_mps,
+            };
             [(ranks[0], need(60, free + 5)), (ranks[1], need(40, free))]
         };
         check("a", &needs(100)).unwrap();

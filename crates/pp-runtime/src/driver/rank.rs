@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use pp_contract::{CallId, ChunkIndex, Fault, Generation, Message, Rank};
+use pp_contract::{CallId, ChunkIndex, Fault, FaultKind, Generation, Message, Rank};
 use pp_transport::backend::End;
 use pp_transport::edge::{Edges, GroupEnd as _};
 use pp_transport::error::TransportError;
@@ -172,6 +172,25 @@ where
         let mut ends = self.outbox.detach();
         ends.extend(self.inbox.detach());
         ends
+    }
+
+    /// Under MPS, makes a fault of this rank's device one of all processes on it: no other process would do better.
+    pub(super) fn of_all_clients(&self, fault: Fault) -> Fault {
+        let is_own = fault.kind == FaultKind::Device && fault.rank == self.rank;
+        if !is_own || !self.options.capabilities.is_under_mps {
+            return fault;
+        }
+        let detail = format!(
+            "a client of this GPU failed, which MPS tells all clients, and not which of them it was; start the job anew once \
+             all have ended: {}",
+            fault.detail.as_str()
+        );
+        Fault::new(
+            FaultKind::SharedDevice,
+            fault.rank,
+            &fault.operation,
+            detail,
+        )
     }
 
     /// Returns the ranks to which there are edges, each once.

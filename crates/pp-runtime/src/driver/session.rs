@@ -59,7 +59,7 @@ where
     pub(super) fn of_stage<T>(&mut self, said: Result<T, StageError>) -> Result<T, Fault> {
         said.map_err(|error| {
             self.run.core.handle_end(EndEvent::Break);
-            let fault = error.into_fault(self.blame.rank);
+            let fault = self.run.of_all_clients(error.into_fault(self.blame.rank));
             // Raise the fault here, so that the other ranks hear the words of the stage.
             self.switch.raise(fault.clone());
             fault
