@@ -1,17 +1,23 @@
-// The hand-written limit of edges by copy engine: what two processes on two GPUs of one host reach with nothing around
-// them when no GPU waits for a peer. No program can be faster there by more than noise.
+// The hand-written limit of edges by copy engine: what two processes on two GPUs of one host, on one GPU that both share,
+// or on a CPU and a GPU reach with nothing around them when no GPU waits for a peer. No program can be faster there by more
+// than noise.
 //
 //     nvcc -O2 -std=c++17 -arch=native -o copy_engine copy_engine.cu -lcuda -lcublas && ./copy_engine [PART...]
 //
-// PART is check, pipeline, one_way, round_trip, issue, cost or chain; all of them unless told. The slots are memory of
+// PART is cpu, check, pipeline, one_way, round_trip, issue, cost or chain; all of them unless told. The slots are memory of
 // the receiver: made by cuMemCreate, exported as a file descriptor over a Unix socket, mapped by the sender. A message
 // is one copy into a slot and, behind it on the same stream, one cuStreamWriteValue32 of its number into page-locked
 // memory that both processes share. The receiver's stream writes a credit there in the same way, from a stream of its
 // own behind the work that read the slot. Hosts alone read the numbers.
 //
+// In the part cpu the second process is a CPU and has not called CUDA. The slots are memory that both processes map. The
+// process with the GPU page-locks them, copies chunks in and out on two streams around its work, and tells the other by
+// a number which chunks are back.
+//
 // Prints one JSON object for each line. A figure is the median; the names that end in _mean, _p10, _p90, _p99 and _worst
 // say the rest. Ends within three minutes: no wait is without a limit, and the first process, which never calls CUDA,
-// ends what is late. On a machine with one GPU both processes use it, and the figures say so ("gpus": 1).
+// ends what is late. On a machine with one GPU both processes use it, with or without MPS, and the figures say so ("gpus": 1).
+// Unless told it runs only cpu, check and round_trip there, and names what it leaves out.
 
 #include "copy_engine.cuh"
 
@@ -29,8 +35,8 @@ static Work spinning(double ms) {
 // How many units of work take so long; both ranks take what rank 0 finds.
 static unsigned calibrated(double ms, const std::function<void(unsigned)>& launch) {
     unsigned units = 1;
-    timed_ms(stage, [&] { launch(units); });
-    for (int turn = 0; turn < 4; turn++) {
+    if (gpus > 0) timed_ms(stage, [&] { launch(units); });
+    for (int turn = 0; turn < 4 && gpus > 0; turn++) {
         Series taken;
         for (int i = 0; i < 3; i++) taken.push_back(timed_ms(stage, [&] { launch(units); }));
         units = std::max(1u, unsigned(std::lround(units * ms / median(taken))));
@@ -215,6 +221,13 @@ static void one_way() {
     }
 }
 
+// What there is to say of round trips, with their halves: what one way takes.
+static std::string trips(const Series& us) {
+    const double middle = median(us), late = at(us, 0.99);
+    return text("\"ms\":%.5f,\"ms_p99\":%.5f,\"half_us\":%.3f,\"half_us_p99\":%.3f,", middle / 1e3, late / 1e3, middle / 2, late / 2) +
+           figures("us", us);
+}
+
 // From the beginning of a send to the arrival of as many bytes back, as a host sees it.
 static void round_trip() {
     for (const bool behind : {false, true}) {
@@ -235,9 +248,7 @@ static void round_trip() {
                 if (rank_ == 0) until([&] { return shared->arrived[0].value > trip; });
                 if (trip >= WARM_UP) us.push_back(now_us() - start);
             }
-            const std::string what = text("\"bytes\":%zu,\"behind_a_kernel\":%s,\"ms\":%.5f,", bytes, behind ? "true" : "false",
-                                          median(us) / 1e3);
-            print("round_trip", what + figures("us", us));
+            print("round_trip", text("\"bytes\":%zu,\"behind_a_kernel\":%s,", bytes, behind ? "true" : "false") + trips(us));
         }
     }
 }
@@ -264,30 +275,34 @@ static void issue() {
     }
 }
 
-// What a transfer each way costs stages of 2 ms: pairs of runs, one with 64 bytes and one with an activation, in turns.
-static void cost() {
-    constexpr unsigned PAIRS = 36, MESSAGES = 48;
-    constexpr size_t LITTLE = 64;
+// What a transfer each way costs stages of 2 ms: pairs of runs, one with few bytes and one with an activation, in turns.
+// `period_ms` makes a run and gives its mean period.
+template <typename Period>
+static void compare(const char* what, unsigned pairs, size_t few, Period period_ms) {
     const std::pair<const char*, void (*)(unsigned)> works[] = {{"hbm", stream_memory}, {"gemm", multiply}};
     for (const auto& [name, launch] : works) {
         const unsigned units = calibrated(2, launch);
         const Work work = [&, launch = launch] { launch(units); };
-        there_and_back(work, ACTIVATION, 2 * MESSAGES);
+        for (int warm_up = 0; warm_up < 2; warm_up++) period_ms(work, ACTIVATION);
         Series little, much, ratios;
-        for (unsigned pair = 0; pair < PAIRS; pair++) {
+        for (unsigned pair = 0; pair < pairs; pair++) {
             double ms[2];
-            for (const unsigned turn : {pair % 2, 1 - pair % 2}) {
-                ms[turn] = mean(there_and_back(work, turn ? ACTIVATION : LITTLE, MESSAGES));
-            }
+            for (const unsigned turn : {pair % 2, 1 - pair % 2}) ms[turn] = period_ms(work, turn ? ACTIVATION : few);
             little.push_back(ms[0]);
             much.push_back(ms[1]);
             ratios.push_back(ms[1] / ms[0]);
         }
         if (rank_ > 0) continue;
-        const std::string what = text("\"work\":\"%s\",\"units\":%u,\"bytes\":%zu,\"pairs\":%u,", name, units, ACTIVATION, PAIRS);
-        const std::string periods = figures("period_ms", much) + "," + figures("period_of_64_bytes_ms", little);
-        print("cost", what + figures("ratio", ratios) + "," + periods);
+        const std::string about = text("\"work\":\"%s\",\"units\":%u,\"bytes\":%zu,\"pairs\":%u,", name, units, ACTIVATION, pairs);
+        const std::string of_few = figures(text("period_of_%zu_bytes_ms", few).c_str(), little);
+        print(what, about + figures("ratio", ratios) + "," + figures("period_ms", much) + "," + of_few);
     }
+}
+
+constexpr unsigned ROW_OF_COST = 48;
+
+static void cost() {
+    compare("cost", 36, 64, [](const Work& work, size_t bytes) { return mean(there_and_back(work, bytes, ROW_OF_COST)); });
 }
 
 // Two parts of 5 ms of matrix products with an activation from one to the other: the period over the longer part, both by
@@ -336,24 +351,179 @@ static void chain() {
                        figures("period_ms", periods) + "," + figures("longer_part_ms", longer));
 }
 
-static const std::pair<const char*, void (*)()> PARTS[] = {
-    {"check", check_order}, {"pipeline", pipeline}, {"one_way", one_way}, {"round_trip", round_trip},
-    {"issue", issue},       {"cost", cost},         {"chain", chain}};
+// --- a CPU beside a GPU ---------------------------------------------------------------------------------------------
+
+// How long it takes to page-lock all slots: memory that no process has touched, memory that the CPU has touched, and that
+// once more. They stay locked.
+static void page_lock() {
+    constexpr unsigned FLAGS = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+    if (rank_ == 1) std::memset(host_slots, 1, HOST_BYTES);
+    meet();
+    if (rank_ == 1) return;
+    const std::pair<const char*, char*> memories[] = {{"first", untouched}, {"touched", host_slots}, {"again", host_slots}};
+    for (const auto& [state, memory] : memories) {
+        const double start = now_us();
+        CHECK(cuMemHostRegister(memory, HOST_BYTES, FLAGS));
+        const double locked = now_us();
+        CHECK(cuMemHostUnregister(memory));
+        const std::string what = text("\"memory\":\"%s\",\"bytes\":%zu,\"slots\":%u,", state, HOST_BYTES, 2 * SLOTS);
+        print("cpu_page_lock", what + text("\"ms\":%.2f,\"unlock_ms\":%.2f", (locked - start) / 1e3, (now_us() - locked) / 1e3));
+    }
+    CHECK(cuMemHostRegister(host_slots, HOST_BYTES, FLAGS));
+    for (auto* events : {&is_in, &is_out}) {
+        for (cudaEvent_t& event : *events) CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    }
+}
+
+// Copies in, out, and both ways at once, four slots in turn.
+static void cpu_copies() {
+    if (rank_ > 0) return;
+    constexpr unsigned ROW = 16, RUNS = 20;
+    const struct {
+        const char* name;
+        bool in, out;
+    } ways[] = {{"in", true, false}, {"out", false, true}, {"both", true, true}};
+    for (const auto& way : ways) {
+        Series us;
+        for (unsigned run = 0; run < RUNS; run++) {
+            const double start = now_us();
+            for (unsigned i = 0; i < ROW; i++) {
+                if (way.in) copy_in(i % SLOTS, ACTIVATION);
+                if (way.out) copy_out(i % SLOTS, ACTIVATION);
+            }
+            CHECK(cudaDeviceSynchronize());
+            us.push_back((now_us() - start) / ROW);
+        }
+        const double rate = ACTIVATION / median(us) / 1e3;
+        print("cpu_copy", text("\"bytes\":%zu,\"way\":\"%s\",\"gbytes_per_s\":%.1f,", ACTIVATION, way.name, rate) + figures("us", us));
+    }
+}
+
+// From the CPU's number through a copy in, a kernel and a copy out to the number that answers it, one chunk at a time.
+static void cpu_round_trip(size_t bytes, unsigned count) {
+    constexpr unsigned WARM_UP = 100;
+    const Work work = spinning(0.0001);
+    restart();
+    Series us;
+    for (unsigned trip = 0; trip < WARM_UP + count; trip++) {
+        if (rank_ == 1) {
+            const double start = now_us();
+            shared->arrived[0].value = trip + 1;
+            until([&] { return shared->arrived[1].value > trip; });
+            if (trip >= WARM_UP) us.push_back(now_us() - start);
+        } else {
+            until([&] { return shared->arrived[0].value > trip; });
+            through_gpu(trip, bytes, work);
+            until([&] { return is_back(trip); });
+            shared->arrived[1].value = trip + 1;
+        }
+    }
+    print("cpu_round_trip", text("\"bytes\":%zu,", bytes) + trips(exchange(us)));
+}
+
+// The CPU sends a chunk when the one four before it is done, and works as long as the GPU on each that is back. Gives rank
+// 0 the milliseconds between the ends of two works, from the second quarter on.
+static Series beside_a_gpu(double ms, unsigned messages) {
+    const Work work = spinning(ms);
+    restart();
+    Series ends, distances;
+    if (rank_ == 1) {
+        for (unsigned taken = 0; taken < messages; taken++) {
+            shared->arrived[0].value = std::min(messages, taken + SLOTS);
+            until([&] { return shared->arrived[1].value > taken; });
+            for (const double end = now_us() + ms * 1e3; now_us() < end;) continue;
+            ends.push_back(now_us());
+        }
+    } else {
+        unsigned taken = 0, done = 0;
+        until([&] {
+            if (shared->arrived[0].value > taken) through_gpu(taken++, ACTIVATION, work);
+            if (done < taken && is_back(done)) shared->arrived[1].value = ++done;
+            return done == messages;
+        });
+    }
+    for (size_t i = messages / 4 + 1; i < ends.size(); i++) distances.push_back((ends[i] - ends[i - 1]) / 1e3);
+    return exchange(distances);
+}
+
+static void cpu_pipeline() {
+    constexpr int RUNS = 3;
+    const std::pair<double, unsigned> cases[] = {{5, 120}, {1, 400}, {0.5, 800}};
+    for (const auto& [ms, messages] : cases) {
+        Series periods;
+        for (int run = 0; run < RUNS; run++) {
+            const Series some = beside_a_gpu(ms, messages);
+            periods.insert(periods.end(), some.begin(), some.end());
+        }
+        if (rank_ > 0) continue;
+        const std::string what = text("\"bytes\":%zu,\"stage_ms\":%g,\"slots\":%u,\"chunks\":%u,\"runs\":%d,", ACTIVATION, ms, SLOTS,
+                                      messages, RUNS);
+        const std::string shares = text(",\"efficiency\":%.4f,\"efficiency_by_mean\":%.4f", ms / median(periods), ms / mean(periods));
+        print("cpu_pipeline", what + figures("period_ms", periods) + shares);
+    }
+}
+
+// The mean period of a GPU whose chunks come and go while it works, all of them enqueued ahead.
+static double enqueued_ahead(const Work& work, size_t bytes) {
+    if (rank_ > 0) return 1;
+    const auto enqueue = [&](unsigned chunks) {
+        for (unsigned number = 0; number < chunks; number++) {
+            CHECK(cudaStreamWaitEvent(copies, worked[number % SLOTS], 0));
+            CHECK(cudaStreamWaitEvent(stage, is_out[number % SLOTS], 0));
+            through_gpu(number, bytes, work);
+        }
+    };
+    enqueue(SLOTS);
+    const double ms = timed_ms(stage, [&] { enqueue(ROW_OF_COST); });
+    CHECK(cudaDeviceSynchronize());
+    return ms / ROW_OF_COST;
+}
+
+static void cpu() {
+    page_lock();
+    cpu_copies();
+    cpu_round_trip(4, 3000);
+    cpu_round_trip(ACTIVATION, 600);
+    cpu_pipeline();
+    compare("cpu_cost", 11, 4, enqueued_ahead);
+    if (rank_ == 0) CHECK(cuMemHostUnregister(host_slots));
+}
+
+struct Part {
+    const char* name;
+    void (*measure)();
+    bool shares_a_gpu;  // whether it is run on one GPU, too, without being asked for
+};
+// The first one comes before rank 1 opens its GPU.
+static const Part PARTS[] = {{"cpu", cpu, true},          {"check", check_order, true},      {"pipeline", pipeline, false},
+                             {"one_way", one_way, false}, {"round_trip", round_trip, true}, {"issue", issue, false},
+                             {"cost", cost, false},       {"chain", chain, false}};
 
 // --- the first process ----------------------------------------------------------------------------------------------
 
 [[noreturn]] static void run(int rank, int socket, const std::vector<std::string>& asked) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     rank_ = rank;
-    connect(socket);
-    for (const auto& [name, measure] : PARTS) {
-        if (!asked.empty() && std::find(asked.begin(), asked.end(), name) == asked.end()) continue;
-        part = name;
+    if (rank_ == 0) open_gpu();
+    std::string left_out;
+    for (const Part& one : PARTS) {
+        if (&one == PARTS + 1) {
+            if (rank_ == 1) open_gpu();
+            connect(socket);
+        }
+        const bool is_asked = std::find(asked.begin(), asked.end(), one.name) != asked.end();
+        if (!asked.empty() && !is_asked) continue;
+        if (!is_asked && gpus == 1 && !one.shares_a_gpu) {
+            left_out += (left_out.empty() ? "" : " ") + std::string(one.name);
+            continue;
+        }
+        part = one.name;
         const double start = now_us();
-        measure();
+        one.measure();
         meet();
-        print("part_done", text("\"part\":\"%s\",\"seconds\":%.1f", name, (now_us() - start) / 1e6));
+        print("part_done", text("\"part\":\"%s\",\"seconds\":%.1f", one.name, (now_us() - start) / 1e6));
     }
+    if (!left_out.empty()) print("left_out", text("\"parts\":\"%s\",\"needs_gpus\":2", left_out.c_str()));
     part = "end";
     CHECK(cudaDeviceSynchronize());
     meet();
@@ -364,16 +534,13 @@ static const std::pair<const char*, void (*)()> PARTS[] = {
 int main(int count, char** words) {
     const std::vector<std::string> asked(words + 1, words + count);
     for (const std::string& word : asked) {
-        const auto named = [&](const auto& one) { return word == one.first; };
+        const auto named = [&](const Part& one) { return word == one.name; };
         if (std::any_of(std::begin(PARTS), std::end(PARTS), named)) continue;
         std::fprintf(stderr, "copy_engine: no part %s; the first lines of the source say which there are\n", word.c_str());
         return 2;
     }
-    const int memory = memfd_create("copy_engine", MFD_CLOEXEC);
-    CHECK(memory >= 0 && ftruncate(memory, sizeof(Shared)) == 0);
-    void* const at = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    CHECK(at != MAP_FAILED);
-    shared = static_cast<Shared*>(at);
+    shared = static_cast<Shared*>(shared_memory(sizeof(Shared)));
+    for (char** memory : {&host_slots, &untouched}) *memory = static_cast<char*>(shared_memory(HOST_BYTES));
     int sockets[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
     const timeval limit{30, 0};

@@ -1,4 +1,5 @@
 // The edge of copy_engine.cu: two processes that meet, slots on the receiver, messages by the copy engine, and figures.
+// Where the second process is a CPU, slots in memory of the host.
 
 #pragma once
 
@@ -52,7 +53,7 @@ struct Shared {
 };
 
 static Shared* shared;
-static int rank_ = -1, gpus = 0;
+static int rank_ = -1, gpus = 0;  // 0 until this rank opens its GPU
 static const char* part = "start";
 
 [[noreturn]] static void die(const char* call, int line, const char* why) {
@@ -225,9 +226,36 @@ static CUdeviceptr slots, remote, source, page;
 static cudaStream_t stage, copies, side;
 static cudaEvent_t worked[SLOTS], begun, ended;
 static Series issued;  // what each send took the thread that issued it, in microseconds
-static int processors;
+static int device, peer, processors;
+static double context_ms;
 
-static CUdeviceptr mapped(CUmemGenericAllocationHandle memory, int device) {
+// The first calls of CUDA in this process.
+static void open_gpu() {
+    part = "open";
+    const double start = now_us();
+    CHECK(cuInit(0));
+    CHECK(cudaGetDeviceCount(&gpus));
+    gpus = std::min(gpus, 2);
+    device = gpus > 1 ? rank_ : 0, peer = gpus > 1 ? 1 - rank_ : 0;
+    CHECK(cudaSetDevice(device));
+    CHECK(cudaFree(nullptr));
+    context_ms = (now_us() - start) / 1e3;
+    for (cudaStream_t* stream : {&stage, &copies, &side}) {
+        CHECK(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
+    }
+    for (cudaEvent_t& event : worked) CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    for (cudaEvent_t* event : {&begun, &ended}) CHECK(cudaEventCreate(event));
+    CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    CHECK(cuMemAlloc(&source, LARGEST));
+    auto* const noise = reinterpret_cast<__nv_bfloat16*>(source);
+    fill_with_noise<<<BLOCKS, THREADS, 0, stage>>>(noise, LARGEST / 2, 7);
+    // The driver loads a kernel when it is first launched; not with transfers under way.
+    spin<<<1, 32, 0, stage>>>(0);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+}
+
+static CUdeviceptr mapped(CUmemGenericAllocationHandle memory) {
     CUdeviceptr address;
     CHECK(cuMemAddressReserve(&address, LARGEST, 0, 0, 0));
     CHECK(cuMemMap(address, LARGEST, 0, memory, 0));
@@ -268,13 +296,6 @@ static void connect(int socket) {
         start = now_us();
         return (start - before) / 1e3;
     };
-    CHECK(cuInit(0));
-    CHECK(cudaGetDeviceCount(&gpus));
-    gpus = std::min(gpus, 2);
-    const int device = gpus > 1 ? rank_ : 0, peer = gpus > 1 ? 1 - rank_ : 0;
-    CHECK(cudaSetDevice(device));
-    CHECK(cudaFree(nullptr));
-    const double context_ms = step_ms();
 
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -283,7 +304,7 @@ static void connect(int socket) {
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     CUmemGenericAllocationHandle own, theirs;
     CHECK(cuMemCreate(&own, LARGEST, &properties, 0));
-    slots = mapped(own, device);
+    slots = mapped(own);
     int fd;
     CHECK(cuMemExportToShareableHandle(&fd, own, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     const double made_ms = step_ms();
@@ -293,25 +314,12 @@ static void connect(int socket) {
     void* const handle = reinterpret_cast<void*>(static_cast<intptr_t>(got));
     CHECK(cuMemImportFromShareableHandle(&theirs, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
     close(got);
-    remote = mapped(theirs, device);
+    remote = mapped(theirs);
     const double imported_ms = step_ms();
     CHECK(cuMemHostRegister(shared, 4096, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP));
     CHECK(cuMemHostGetDevicePointer(&page, shared, 0));
     const double registered_ms = step_ms();
-
-    for (cudaStream_t* stream : {&stage, &copies, &side}) {
-        CHECK(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
-    }
-    for (cudaEvent_t& event : worked) CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    for (cudaEvent_t* event : {&begun, &ended}) CHECK(cudaEventCreate(event));
-    CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    CHECK(cuMemAlloc(&source, LARGEST));
-    auto* const noise = reinterpret_cast<__nv_bfloat16*>(source);
-    fill_with_noise<<<BLOCKS, THREADS, 0, stage>>>(noise, LARGEST / 2, 7);
     CHECK(cudaMemsetAsync(reinterpret_cast<void*>(slots), 0, LARGEST, stage));
-    // The driver loads a kernel when it is first launched; not with transfers under way.
-    spin<<<1, 32, 0, stage>>>(0);
-    CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
 
     int driver = 0, native = 0, engines = 0;
@@ -356,7 +364,7 @@ static void give_back(unsigned number, bool recorded) {
 
 // Both ranks begin anew: nothing is under way, all numbers are 0.
 static void restart() {
-    CHECK(cudaDeviceSynchronize());
+    if (gpus > 0) CHECK(cudaDeviceSynchronize());
     meet();
     shared->arrived[rank_].value = shared->credit[rank_].value = 0;
     issued.clear();
@@ -372,4 +380,50 @@ static double timed_ms(cudaStream_t stream, Enqueue enqueue) {
     CHECK(cudaEventSynchronize(ended));
     CHECK(cudaEventElapsedTime(&ms, begun, ended));
     return ms;
+}
+
+// --- a CPU beside a GPU ---------------------------------------------------------------------------------------------
+
+// Rank 1 is the CPU and calls no CUDA. Both ranks map the slots, four for each way; rank 0 page-locks them and copies
+// between them and its GPU, in on one stream and out on another.
+constexpr size_t HOST_BYTES = 2 * SLOTS * STRIDE;
+static char *host_slots, *untouched;  // as many bytes that no process has touched
+static cudaEvent_t is_in[SLOTS], is_out[SLOTS];
+
+// Memory of this process and of those that it starts.
+static void* shared_memory(size_t bytes) {
+    const int memory = memfd_create("copy_engine", MFD_CLOEXEC);
+    CHECK(memory >= 0 && ftruncate(memory, off_t(bytes)) == 0);
+    void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    CHECK(at != MAP_FAILED);
+    close(memory);
+    return at;
+}
+
+static void copy_in(unsigned slot, size_t bytes) {
+    CHECK(cuMemcpyHtoDAsync(source + slot * STRIDE, host_slots + slot * STRIDE, bytes, copies));
+}
+static void copy_out(unsigned slot, size_t bytes) {
+    CHECK(cuMemcpyDtoHAsync(host_slots + (SLOTS + slot) * STRIDE, source + (SLOTS + slot) * STRIDE, bytes, side));
+}
+
+// Takes chunk `number` through the GPU: in, the work, and out.
+static void through_gpu(unsigned number, size_t bytes, const Work& work) {
+    const unsigned slot = number % SLOTS;
+    copy_in(slot, bytes);
+    CHECK(cudaEventRecord(is_in[slot], copies));
+    CHECK(cudaStreamWaitEvent(stage, is_in[slot], 0));
+    work();
+    CHECK(cudaEventRecord(worked[slot], stage));
+    CHECK(cudaStreamWaitEvent(side, worked[slot], 0));
+    copy_out(slot, bytes);
+    CHECK(cudaEventRecord(is_out[slot], side));
+}
+
+// Whether chunk `number` is back in memory of the host.
+static bool is_back(unsigned number) {
+    // The runtime would keep "not ready" as the last error.
+    const CUresult status = cuEventQuery(is_out[number % SLOTS]);
+    if (status != CUDA_ERROR_NOT_READY) CHECK(status);
+    return status == CUDA_SUCCESS;
 }
