@@ -5,7 +5,8 @@
 #
 # It lies in the directory that `cargo xtask bundle` makes, beside what it runs, and needs two GPUs, NCCL,
 # compute-sanitizer, bash and the usual small programs. On one GPU two ranks share it in the steps of the copy engine that check
-# bytes and ends; what needs two is skipped and named. The programs to compare with, in peers/, need python3 with torch,
+# bytes and ends: p2p-* as the machine is, and mps-* under an MPS that the script starts and ends, unless another one runs. What
+# needs two GPUs is skipped and named. The programs to compare with, in peers/, need python3 with torch,
 # and nvcc with cuBLAS; what is not found is skipped. PEERS=DIR adds every *.cu (built with NCCL) and *.py (two ranks, started by
 # torch.distributed.run) of a directory. --memory names a file system in memory with 17 GB free (/dev/shm unless told): one
 # that is mounted with huge=always lets several threads write at once, where small pages let the kernel fill 4 to 5 GB/s.
@@ -14,7 +15,7 @@
 # not run, or one of the faults at the end failed, 2 for a wrong use, else 0. A figure that misses its mark is marked and
 # fails nothing. The faults take four minutes of their own, for which the budget is too short: --only '^fault'. So do edges over
 # the copy engine, each with a part of the budget of its own: --only '^p2p-(limit|link|overlap|film)', --only '^p2p-kills';
-# payloads between a CPU and a GPU: --only '^cpu-'.
+# payloads between a CPU and a GPU: --only '^(cpu-|p2p-limit)'; two ranks on one GPU under MPS: --only '^mps-'.
 set -u -o pipefail
 
 usage() { sed -n '2,/^set/{s/^# \{0,1\}//;/^set/d;p}' "$0"; }
@@ -36,7 +37,13 @@ done
 [[ $budget =~ ^[0-9]+$ && $runs =~ ^[1-9]$ ]] || fail "--budget wants seconds, --runs a number from 1 to 9"
 work=$(mktemp -d) || fail "no place for temporary files"
 films=$(mktemp -d -p "$memory") || fail "--memory names a directory to write to, such as /dev/shm"
-trap 'rm -rf "$work" "$films"' EXIT
+under=() # what a step is run by, while there is an MPS of our own
+end_mps() {
+    ((${#under[@]})) || return 0
+    timeout 30 "${under[@]}" "$mps" <<<quit || kill "$(<"$work/mps/nvidia-cuda-mps-control.pid")"
+    under=()
+} &>/dev/null
+trap 'end_mps; rm -rf "$work" "$films"' EXIT
 pp=$here/bin/pp
 trials=$here/bin/pp-trials
 clip=$here/clip/cup.y4m
@@ -145,7 +152,7 @@ step() {
     mkdir "$at"
     began=${EPOCHREALTIME/[.,]/}
     # Kills the whole group of processes, the ranks of a job among them.
-    (cd "$at" && exec timeout --kill-after=5 "$limit" "$@" >stdout 2>stderr </dev/null)
+    (cd "$at" && exec timeout --kill-after=5 "$limit" "${under[@]}" "$@" >stdout 2>stderr </dev/null)
     code=$?
     ended=${EPOCHREALTIME/[.,]/}
     case $code in
@@ -158,11 +165,16 @@ step() {
     [[ $status == passed ]]
 }
 
+hindrance= # why no step of GPUs can run
+
 # A step that needs so many GPUs.
 gpu_step() { # GPUS NAME NEED SECONDS COMMAND...
     local need=$1
     shift
-    if ((gpus < need)); then
+    if [[ $hindrance ]]; then
+        skip "$1" "$2" "$hindrance"
+        return 1
+    elif ((gpus < need)); then
         # A machine with one GPU is checked for what it can do.
         local weight=$2
         ((gpus)) && weight=optional
@@ -217,19 +229,31 @@ figure() {
     show "$name" "$(median <<<"$all")" "$(wc -l <<<"$all")" "$@"
 }
 
-# ratio NAME PREFIX PATTERN FIELD  PREFIX PATTERN FIELD  [min|max MARK]: the median of the former over that of the latter.
-ratio() {
-    local name=$1 ours theirs
-    ours=$(values "$2" "$3" "$4")
-    theirs=$(values "$5" "$6" "$7")
-    shift 7
-    [[ $ours && $theirs ]] || return 0
-    local over under thousandths
-    printf -v over %.0f "$(median <<<"$ours")e6"
-    printf -v under %.0f "$(median <<<"$theirs")e6"
-    ((under > 0)) || return 0
-    thousandths=$((over * 1000 / under))
-    show "$name" "$((thousandths / 1000)).$(printf %03d $((thousandths % 1000)))" "$(wc -l <<<"$ours")" "$@"
+# ratio NAME PREFIX PATTERN FIELD  PREFIX PATTERN FIELD  [min|max MARK]: the median of the former over that of the latter;
+# excess: by how much the former is larger.
+ratio() { compare '1000 * ours / theirs' "$@"; }
+excess() { compare '(ours - theirs) / 1000' "$@"; }
+compare() { # THOUSANDTHS NAME ...
+    local how=$1 name=$2 all ours theirs result
+    all=$(values "$3" "$4" "$5")
+    theirs=$(values "$6" "$7" "$8")
+    shift 8
+    [[ $all && $theirs ]] || return 0
+    printf -v ours %.0f "$(median <<<"$all")e6"
+    printf -v theirs %.0f "$(median <<<"$theirs")e6"
+    ((theirs > 0)) || return 0
+    printf -v result %.3f "$((how))e-3"
+    show "$name" "$result" "$(wc -l <<<"$all")" "$@"
+}
+
+# trips NAME PREFIX MARK  PREFIX PATTERN: round trips, one at a time, beside those by hand.
+trips() {
+    [[ $(values "$2" '' latency_ms) ]] || return 0
+    figure "ms of a round trip, $1" "$2" '' latency_ms
+    figure "  the 99th percentile" "$2" '' latency_p99_ms
+    figure "  the same by hand" "$4" "$5" ms
+    figure "  the 99th percentile by hand" "$4" "$5" ms_p99
+    ratio "  over that by hand" "$2" '' latency_ms "$4" "$5" ms max "$3"
 }
 
 # --- what is done ---------------------------------------------------------------------------------------------------
@@ -238,8 +262,10 @@ nccl=(--transport nccl)
 p2p=(--transport p2p)
 # Two ranks share the only GPU.
 shared=()
-((gpus == 1)) && shared=(--devices cuda:0,cuda:0)
+((gpus == 1)) && shared=(--devices "cuda:0,cuda:0")
 spin=(--simulate gpu-spin)
+# A kernel of no length in front of each message, one at a time: its latency is the round trip.
+behind=(--sync --chunks 3000 --stages "0.0001,0.0001,0" --pipeline "s0@0,s1@1,s2@0")
 
 correctness() {
     gpu_step 1 doctor required 30 "$pp" doctor
@@ -344,13 +370,23 @@ faults() {
     torch_peer 2 fault-torch 180 "$here/peers/torch_faults.py" --jobs 12
 }
 
-# Edges over the copy engine beside NCCL's, and the limit by hand.
-p2p_edges() {
-    # The tests of this name, of which there must be some.
-    gpu_step 2 p2p-conformance held 150 env PP_TEST_GPU=real bash -o pipefail -c \
-        '"$0" --test-threads=1 p2p | tee tests && grep -qE "ok\. [1-9]" tests' "$here/tests/conformance"
+# Starts an MPS of our own for the steps that follow, or leaves in `hindrance` why there is none.
+start_mps() {
+    mps=$(program nvidia-cuda-mps-control) || { hindrance="nvidia-cuda-mps-control is not found"; return; }
+    # A word of a command line names the daemon or a server. A process that has ended and waits to be reaped has none.
+    grep -qszE '^([^ ]*/)?nvidia-cuda-mps-(control|server)$' /proc/[0-9]*/cmdline && { hindrance="an MPS that is not ours runs"; return; }
+    mkdir "$work/mps" "$work/mps-log"
+    under=(env CUDA_MPS_PIPE_DIRECTORY="$work/mps" CUDA_MPS_LOG_DIRECTORY="$work/mps-log")
+    timeout 30 "${under[@]}" "$mps" -d >"$work/mps-log/start" 2>&1 </dev/null &&
+        [[ $(timeout 60 "${under[@]}" "$pp" doctor 2>&1) == *"under MPS"* ]] && return
+    end_mps
+    hindrance="MPS cannot start: $(tail -qn 2 "$work"/mps-log/*)"
+}
+
+# Two ranks over the copy engine, which share the only GPU: bytes and ends, and there round trips beside the limit by hand.
+p2p_pair() { # PREFIX OF THE NAMES
     # Whatever carries the payloads, the output is the same, bit for bit.
-    gpu_step 1 p2p-jobs held 150 bash -c 'run() { "$pp" run --kernels ptx --input "$clip" --output out.y4m "$@" &&
+    gpu_step 1 "$1-jobs" held 150 bash -c 'run() { "$pp" run --kernels ptx --input "$clip" --output out.y4m "$@" &&
             if [[ -f first.y4m ]]; then cmp first.y4m out.y4m; else mv out.y4m first.y4m; fi || exit; }
         pp=$0 trials=$1 clip=$2 devices=$3
         if [[ $devices ]]; then run --ranks 1 --denoise-steps 4; else run --transport nccl --denoise-steps 4; fi
@@ -364,14 +400,48 @@ p2p_edges() {
         pp=$trials
         PP_FAULT=kill@1:chunk=2:times=3 run --transport p2p --denoise-steps 4 --ranks 2 $devices --restarts 5' \
         "$pp" "$trials" "$clip" "${shared[*]}"
-    ((gpus > 1)) || gpu_step 1 p2p-placements held 150 "$trials" placements --part gpu "${p2p[@]}" --input "$clip"
-    gpu_step 1 p2p-words held 300 bash -c '"$0" words "$@" && "$0" words "$@" --max-bytes 65536 --seed 2' "$trials" "${p2p[@]}" "${shared[@]}" --json
-    # Payloads between a CPU and a GPU.
-    local beside=(--devices cpu,cuda:0)
+    ((gpus > 1)) || gpu_step 1 "$1-placements" held 150 "$trials" placements --part gpu "${p2p[@]}" --input "$clip"
+    gpu_step 1 "$1-words" held 300 bash -c '"$0" words "$@" && "$0" words "$@" --max-bytes 65536 --seed 2' "$trials" "${p2p[@]}" "${shared[@]}" --json
+    native_peer 1 "$1-limit" 175 "$here/peers/copy_engine.cu" -lcuda -lcublas
+    local run bytes
+    for ((run = 1; gpus < 2 && run <= runs; run++)); do
+        for bytes in 4 22118400; do
+            gpu_step 1 "$1-behind-$bytes-$run" optional 30 "$pp" bench overlap "${p2p[@]}" "${shared[@]}" --json --bytes "$bytes" "${behind[@]}"
+        done
+    done
+    gpu_step 1 "$1-kills" held 400 "$trials" kills "${p2p[@]}" --json
+    gpu_step 1 "$1-faults" held 240 "$trials" faults "${p2p[@]}" --json
+    gpu_step 1 "$1-shutdown" held 300 "$trials" shutdown "${p2p[@]}" --jobs 3 --json
+}
+
+# Payloads between a CPU and a GPU.
+cpu_edges() {
+    local beside=(--devices "cpu,cuda:0") run ms bytes load
     gpu_step 1 cpu-placements held 150 "$trials" placements --part gpu --transport p2p --beside-cpus --input "$clip"
     gpu_step 1 cpu-words held 300 bash -c '"$0" words "$@" && "$0" words "$@" --max-bytes 65536 --seed 2' "$trials" --transport auto "${beside[@]}" --json
     gpu_step 1 cpu-kills held 400 "$trials" kills "${beside[@]}" --json
-    native_peer p2p-limit 175 "$here/peers/copy_engine.cu" -lcuda -lcublas
+    local overlap=("$pp" bench overlap "${p2p[@]}" "${beside[@]}" --json)
+    for ((run = 1; run <= runs; run++)); do
+        for ms in 5 1 0.5; do
+            gpu_step 1 "cpu-overlap-${ms}ms-$run" optional 30 "${overlap[@]}" --decode-ms "$ms" --phase-b-ms "$ms"
+        done
+        for bytes in 4 22118400; do
+            gpu_step 1 "cpu-behind-$bytes-$run" optional 30 "${overlap[@]}" --bytes "$bytes" "${behind[@]}"
+        done
+        gpu_step 1 "cpu-link-$run" optional 60 "$pp" bench link "${p2p[@]}" "${beside[@]}" --max-bytes 22118400 --json
+    done
+    for load in hbm gemm; do
+        gpu_step 1 "cpu-cost-$load" optional 60 "${overlap[@]}" --simulate "$load" --decode-ms 0 --phase-b-ms 2 --against 4
+    done
+}
+
+# Edges over the copy engine beside NCCL's, and the limit by hand.
+p2p_edges() {
+    # The tests of this name, of which there must be some.
+    gpu_step 2 p2p-conformance held 150 env PP_TEST_GPU=real bash -o pipefail -c \
+        '"$0" --test-threads=1 p2p | tee tests && grep -qE "ok\. [1-9]" tests' "$here/tests/conformance"
+    p2p_pair p2p
+    cpu_edges
     local run ms way load
     for ((run = 1; run <= runs; run++)); do
         for way in p2p nccl; do
@@ -380,9 +450,7 @@ p2p_edges() {
                 gpu_step 2 "$name-22M-${ms}ms-$run" optional 30 "${overlap[@]}" "${spin[@]}" --decode-ms "$ms" --phase-b-ms "$ms"
             done
             gpu_step 2 "$name-64K-0ms-$run" optional 30 "${overlap[@]}" "${spin[@]}" --bytes 65536 --decode-ms 0 --phase-b-ms 0
-            # A kernel of no length in front of each message, one at a time: its latency is the round trip.
-            gpu_step 2 "$name-behind-$run" optional 30 "${overlap[@]}" "${spin[@]}" --bytes 4 --chunks 3000 --sync \
-                --stages 0.0001,0.0001,0 --pipeline s0@0,s1@1,s2@0
+            gpu_step 2 "$name-behind-$run" optional 30 "${overlap[@]}" "${spin[@]}" --bytes 4 "${behind[@]}"
             gpu_step 2 "$name-chain-$run" optional 30 "${overlap[@]}" --simulate gemm --stages 5,5
             gpu_step 2 "p2p-link-$way-$run" optional 60 "$pp" bench link --transport "$way" --max-bytes 22118400 --json
             gpu_step 2 "p2p-link-large-$way-$run" optional 60 "$pp" bench link --transport "$way" --max-bytes $((1 << 30)) --json
@@ -394,15 +462,19 @@ p2p_edges() {
                 --simulate "$load" --decode-ms 2 --phase-b-ms 2 --against 64
         done
     done
-    gpu_step 1 p2p-kills held 400 "$trials" kills "${p2p[@]}" --json
-    gpu_step 1 p2p-faults held 240 "$trials" faults "${p2p[@]}" --json
-    gpu_step 1 p2p-shutdown held 300 "$trials" shutdown "${p2p[@]}" --jobs 3 --json
+    # Two ranks on the only GPU once more, if any of these steps is wanted.
+    if ((gpus < 2)) && [[ $(list=1 p2p_pair mps) ]]; then
+        [[ $list ]] || ((gpus == 0)) || start_mps
+        p2p_pair mps
+        end_mps
+        hindrance=
+    fi
     # The second one is a minimal program, which shows what the tool itself can check.
     local memcheck=("$sanitizer" --tool memcheck --target-processes all --error-exitcode 9)
     has "$sanitizer" p2p-memcheck held "$no_sanitizer" || return
     gpu_step 1 p2p-memcheck held 240 env PP_HEARTBEAT_MS=10000 "${memcheck[@]}" "$trials" words "${p2p[@]}" "${shared[@]}" \
         --messages 2000 --max-bytes 1000000 --json
-    UNDER=${memcheck[*]} native_peer p2p-memcheck-limit 120 "$here/peers/copy_engine.cu" -lcuda -lcublas
+    UNDER=${memcheck[*]} native_peer 2 p2p-memcheck-limit 120 "$here/peers/copy_engine.cu" -lcuda -lcublas
 }
 
 # A program of PyTorch.
@@ -414,11 +486,11 @@ torch_peer() { # GPUS NAME SECONDS ARGS...
 }
 
 # A program in C++, under another one where UNDER names it: then only the part that checks.
-native_peer() { # NAME SECONDS FILE LIBRARIES...
-    local name=$1 limit=$2 made=$work/$1
-    shift 2
+native_peer() { # GPUS NAME SECONDS FILE LIBRARIES...
+    local need=$1 name=$2 limit=$3 made=$work/$2
+    shift 3
     has "$nvcc" "$name" optional "needs nvcc" || return
-    gpu_step 2 "$name" optional "$limit" bash -c 'made=$1 && shift && "$0" -O2 -std=c++17 -arch=native -o "$made" "$@" &&
+    gpu_step "$need" "$name" optional "$limit" bash -c 'made=$1 && shift && "$0" -O2 -std=c++17 -arch=native -o "$made" "$@" &&
         exec ${UNDER:-} "$made" ${UNDER:+check}' "$nvcc" "$made" "$@"
 }
 
@@ -429,7 +501,7 @@ more_peers() {
         name=more-$(basename "$file")
         case $file in
             */'*'.*) ;; # there is none
-            *.cu) native_peer "$name" 60 "$file" "${with_nccl[@]}" ;;
+            *.cu) native_peer 2 "$name" 60 "$file" "${with_nccl[@]}" ;;
             *.py) torch_peer 2 "$name" 60 -m torch.distributed.run --standalone --nproc-per-node 2 "$file" ;;
         esac
     done
@@ -451,7 +523,7 @@ correctness
 job
 sanitized
 benchmarks 1
-native_peer peer-limit 90 "$here/peers/nccl_limit.cu" "${with_nccl[@]}"
+native_peer 2 peer-limit 90 "$here/peers/nccl_limit.cu" "${with_nccl[@]}"
 torch_peer 2 peer-pilot 75 "$here/peers/torch_pilot.py"
 for ((again = 2; again <= runs; again++)); do benchmarks "$again"; done
 once
@@ -523,39 +595,63 @@ ratio "  over one GPU" 720p-parts- '' frames_per_second 720p-one- '' frames_per_
 ratio "a group of two GPUs over one, 1920x1080, one pass" 1080p-group- '' frames_per_second 1080p-one- '' frames_per_second min 1.7
 # Over the copy engine, over NCCL, and by hand: what it is, step, in which object, field, mark, object and field of the limit.
 while IFS='|' read -r name at within field mark by_hand of_limit; do
-    for way in p2p nccl; do
+    ways=(p2p nccl) before=${#rows[@]}
+    [[ $at == *WAY* ]] || ways=('')
+    for way in "${ways[@]}"; do
         read -ra marks <<<"${mark:-}"
-        [[ $way == p2p ]] || marks=()
-        figure "$name, $way" "p2p-${at/WAY/$way}" "$within" "$field" "${marks[@]}"
+        [[ $way != nccl ]] || marks=()
+        figure "$name${way:+, $way}" "${at/WAY/$way}" "$within" "$field" "${marks[@]}"
     done
-    [[ ! $by_hand ]] || figure "  the same by hand" p2p-limit "\"copy_engine_$by_hand," "$of_limit"
+    [[ ! $by_hand ]] || ((${#rows[@]} == before)) || figure "  the same by hand" p2p-limit "\"copy_engine_$by_hand," "$of_limit"
 done <<'TABLE'
-efficiency, 22 MB, stages 0.2 ms|overlap-WAY-22M-0.2ms-||efficiency_asked|min 0.985|pipeline","bytes":22118400,"decode_ms":0.20|efficiency
-efficiency, 22 MB, stages 1 ms|overlap-WAY-22M-1ms-||efficiency_asked|min 0.997|pipeline","bytes":22118400,"decode_ms":1.00|efficiency
-efficiency, 22 MB, stages 5 ms|overlap-WAY-22M-5ms-||efficiency_asked|min 0.999|pipeline","bytes":22118400,"decode_ms":5.00|efficiency
-ms a chunk, 22 MB, no work|overlap-WAY-22M-0ms-||period_ms|max 0.066|pipeline","bytes":22118400,"decode_ms":0.00|period_ms
-ms a chunk, 64 KiB, no work|overlap-WAY-64K-0ms-||period_ms|max 0.010|pipeline","bytes":65536,"decode_ms":0.00|period_ms
-us of a round trip, 4 bytes|link-WAY-|"bytes":4,|round_trip_us|max 18|round_trip","bytes":4,"behind_a_kernel":false|us
-ms of a round trip, 4 bytes, behind a kernel|overlap-WAY-behind-||latency_ms||round_trip","bytes":4,"behind_a_kernel":true|ms
-us of a message one way, 22 MB|link-WAY-|"bytes":22118400,|one_way_us|max 64|one_way","bytes":22118400,"buffers":4|us
-GB/s one way, 1 GiB|link-large-WAY-|"bytes":1073741824,|one_way_gbytes_per_s|min 390|one_way","bytes":1073741824,"buffers":1|gbytes_per_s
-us to issue a send, 22 MB|link-WAY-|"bytes":22118400,|send_us|max 5|issue","bytes":22118400,"stream":"held"|us
-  the 99th percentile|link-WAY-|"bytes":22118400,|send_p99_us||issue","bytes":22118400,"stream":"held"|us_p99
-2 ms of memory stream, 22 MB over 64 bytes|overlap-WAY-cost-hbm|"against":|ratio|max 1.01|cost","work":"hbm"|ratio
-2 ms of products, 22 MB over 64 bytes|overlap-WAY-cost-gemm|"against":|ratio|max 1.01|cost","work":"gemm"|ratio
-5 ms of products over the period of two in a row|overlap-WAY-chain-||efficiency|min 0.9901|chain"|efficiency
-frames a second, 1280x720|film-WAY-||frames_per_second|||
+efficiency, 22 MB, stages 0.2 ms|p2p-overlap-WAY-22M-0.2ms-||efficiency_asked|min 0.985|pipeline","bytes":22118400,"decode_ms":0.20|efficiency
+efficiency, 22 MB, stages 1 ms|p2p-overlap-WAY-22M-1ms-||efficiency_asked|min 0.997|pipeline","bytes":22118400,"decode_ms":1.00|efficiency
+efficiency, 22 MB, stages 5 ms|p2p-overlap-WAY-22M-5ms-||efficiency_asked|min 0.999|pipeline","bytes":22118400,"decode_ms":5.00|efficiency
+ms a chunk, 22 MB, no work|p2p-overlap-WAY-22M-0ms-||period_ms|max 0.066|pipeline","bytes":22118400,"decode_ms":0.00|period_ms
+ms a chunk, 64 KiB, no work|p2p-overlap-WAY-64K-0ms-||period_ms|max 0.010|pipeline","bytes":65536,"decode_ms":0.00|period_ms
+us of a round trip, 4 bytes|p2p-link-WAY-|"bytes":4,|round_trip_us|max 18|round_trip","bytes":4,"behind_a_kernel":false|us
+ms of a round trip, 4 bytes, behind a kernel|p2p-overlap-WAY-behind-||latency_ms||round_trip","bytes":4,"behind_a_kernel":true|ms
+us of a message one way, 22 MB|p2p-link-WAY-|"bytes":22118400,|one_way_us|max 64|one_way","bytes":22118400,"buffers":4|us
+GB/s one way, 1 GiB|p2p-link-large-WAY-|"bytes":1073741824,|one_way_gbytes_per_s|min 390|one_way","bytes":1073741824,"buffers":1|gbytes_per_s
+us to issue a send, 22 MB|p2p-link-WAY-|"bytes":22118400,|send_us|max 5|issue","bytes":22118400,"stream":"held"|us
+  the 99th percentile|p2p-link-WAY-|"bytes":22118400,|send_p99_us||issue","bytes":22118400,"stream":"held"|us_p99
+2 ms of memory stream, 22 MB over 64 bytes|p2p-overlap-WAY-cost-hbm|"against":|ratio|max 1.01|cost","work":"hbm"|ratio
+2 ms of products, 22 MB over 64 bytes|p2p-overlap-WAY-cost-gemm|"against":|ratio|max 1.01|cost","work":"gemm"|ratio
+5 ms of products over the period of two in a row|p2p-overlap-WAY-chain-||efficiency|min 0.9901|chain"|efficiency
+frames a second, 1280x720|p2p-film-WAY-||frames_per_second|||
+efficiency, 22 MB, a CPU beside a GPU, stages 5 ms|cpu-overlap-5ms-||efficiency_asked|min 0.995|cpu_pipeline","bytes":22118400,"stage_ms":5|efficiency
+  over the mean period|cpu-overlap-5ms-||efficiency_asked_by_mean||cpu_pipeline","bytes":22118400,"stage_ms":5|efficiency_by_mean
+efficiency, 22 MB, a CPU beside a GPU, stages 1 ms|cpu-overlap-1ms-||efficiency_asked|min 0.99|cpu_pipeline","bytes":22118400,"stage_ms":1|efficiency
+  over the mean period|cpu-overlap-1ms-||efficiency_asked_by_mean||cpu_pipeline","bytes":22118400,"stage_ms":1|efficiency_by_mean
+efficiency, 22 MB, a CPU beside a GPU, stages 0.5 ms|cpu-overlap-0.5ms-||efficiency_asked|min 0.98|cpu_pipeline","bytes":22118400,"stage_ms":0.5|efficiency
+  over the mean period|cpu-overlap-0.5ms-||efficiency_asked_by_mean||cpu_pipeline","bytes":22118400,"stage_ms":0.5|efficiency_by_mean
+us of a message one way, 22 MB, CPU to GPU|cpu-link-|"bytes":22118400,|one_way_us||cpu_copy","bytes":22118400,"way":"in"|us
+2 ms of memory stream, 22 MB over 4 bytes, beside a CPU|cpu-cost-hbm|"against":|ratio|max 1.01|cpu_cost","work":"hbm"|ratio
+2 ms of products, 22 MB over 4 bytes, beside a CPU|cpu-cost-gemm|"against":|ratio||cpu_cost","work":"gemm"|ratio
 TABLE
+excess "  less that by hand" cpu-cost-gemm '"against":' ratio p2p-limit '"copy_engine_cpu_cost","work":"gemm",' ratio max 0.02
+for entry in 4:2 22118400:1.1; do
+    bytes=${entry%:*}
+    trips "CPU, GPU, CPU, $bytes bytes" "cpu-behind-$bytes-" "${entry#*:}" p2p-limit "\"copy_engine_cpu_round_trip\",\"bytes\":$bytes,"
+    for way in p2p mps; do
+        trips "two ranks on one GPU, $bytes bytes, $way" "$way-behind-$bytes-" 1.5 \
+            "$way-limit" "\"copy_engine_round_trip\",\"bytes\":$bytes,\"behind_a_kernel\":true,"
+    done
+done
 ratio "a round trip behind a kernel over that by hand" p2p-overlap-p2p-behind- '' latency_ms \
     p2p-limit '"copy_engine_round_trip","bytes":4,"behind_a_kernel":true,' ms max 1.2
 ratio "frames a second, 1280x720, p2p over nccl" p2p-film-p2p- '' frames_per_second p2p-film-nccl- '' frames_per_second min 1
-figure "wrong words of messages" p2p-words '' wrong_words max 0
-for field in median_ms worst_ms; do
-    figure "$field of a killed rank until its next result" p2p-kills '"back_in_service":' "$field"
-    figure "$field of the start of a bare rank" p2p-kills '"bare_start":' "$field"
+for way in p2p mps; do
+    with=
+    [[ $way == p2p ]] || with=" under MPS"
+    figure "wrong words of messages$with" $way-words '' wrong_words max 0
+    for field in median_ms worst_ms; do
+        figure "$field of a killed rank until its next result$with" $way-kills '"back_in_service":' "$field"
+        figure "$field of the start of a bare rank$with" $way-kills '"bare_start":' "$field"
+    done
+    figure "ms that the former takes longer, median" $way-kills '' over_median_ms max 100
+    figure "  worst" $way-kills '' over_worst_ms max 150
 done
-figure "ms that the former takes longer, median" p2p-kills '' over_median_ms max 100
-figure "  worst" p2p-kills '' over_worst_ms max 150
 figure "wrong words of messages between a CPU and a GPU" cpu-words '' wrong_words max 0
 figure "ms that a rank killed beside a CPU is away longer than a bare start, median" cpu-kills '' over_median_ms max 120
 figure "  worst" cpu-kills '' over_worst_ms max 120

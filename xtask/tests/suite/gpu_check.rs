@@ -69,6 +69,7 @@ impl Bundle {
             .env("PATH", path)
             .env_remove("PEERS")
             .env_remove("CUDA_HOME")
+            .env_remove("CUDA_MPS_PIPE_DIRECTORY")
             .envs(peers.map(|place| ("PEERS", place)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -375,6 +376,83 @@ fn on_one_gpu_two_ranks_share_it_and_what_needs_two_is_skipped_by_name() {
     let words = step(&report, "p2p-words")["text"].as_str().unwrap();
     assert!(words.contains("words --transport p2p --devices cuda:0,cuda:0"));
     assert_eq!(step(&report, "p2p-placements")["status"], "passed");
+}
+
+#[test]
+fn on_one_gpu_the_same_steps_run_under_an_mps_of_their_own_which_is_ended() {
+    let bundle = Bundle::new("mps");
+    bundle.program("path/nvidia-smi", "printf '0\\n'");
+    // It is there for whoever names its folder.
+    bundle.program(
+        "path/nvidia-cuda-mps-control",
+        r#"case $1 in
+-d) : >"$CUDA_MPS_PIPE_DIRECTORY/up" ;;
+wait) read -r ;;
+*) read -r order; rm "$CUDA_MPS_PIPE_DIRECTORY/up"; echo "$order" >>"$0.orders" ;;
+esac"#,
+    );
+    bundle.program(
+        "bin/pp",
+        r#"[[ -f $CUDA_MPS_PIPE_DIRECTORY/up ]] && l=0.03 how=under || l=0.3 how=without
+case "$*" in
+doctor) echo "a GPU, $how MPS" ;;
+*--sync*) echo '{"latency_ms":'$l',"latency_p99_ms":0.9}' ;;
+*--against*) echo '{"period_ms":2,"against":{"bytes":4,"ratio":1.004,"ratio_p10":0.9}}' ;;
+esac"#,
+    );
+    bundle.program(
+        "bin/pp-trials",
+        r#"echo "${CUDA_MPS_PIPE_DIRECTORY:-none} $*"; [[ $CUDA_MPS_PIPE_DIRECTORY$1 != */mpskills ]]"#,
+    );
+    bundle.program(
+        "path/nvcc",
+        r#"while [[ $1 != -o ]]; do shift; done
+cat >"$2" <<'MADE'
+#!/bin/bash
+echo '{"what":"copy_engine_cpu_cost","work":"gemm","units":80,"ratio":1.0100,"ratio_mean":1.0}'
+echo '{"what":"copy_engine_round_trip","bytes":4,"behind_a_kernel":true,"ms":0.02500,"ms_p99":0.06000}'
+MADE
+chmod +x "$2""#,
+    );
+    let only = "^((p2p|mps)-(words|kills|limit|behind-4-1|memcheck)|cpu-cost-gemm)$";
+    let (_, report) = bundle.run(&["--only", only]);
+    assert_eq!(report["failed"], serde_json::json!(["mps-kills"]));
+    let text = |name| step(&report, name)["text"].as_str().unwrap();
+    let words = " words --transport p2p --devices cuda:0,cuda:0 ";
+    assert!(text("p2p-words").contains(&format!("none{words}")));
+    assert!(text("mps-words").contains(&format!("/mps{words}")));
+    assert!(text("p2p-memcheck").contains(&format!("none{words}")));
+    let control = bundle.0.join("path/nvidia-cuda-mps-control");
+    let orders = control.with_extension("orders");
+    assert_eq!(fs::read_to_string(orders).unwrap(), "quit\n");
+    let figures = report["figures"].as_array().unwrap();
+    let named = |name: &str| -> Vec<(f64, Option<bool>)> {
+        let named = figures.iter().filter(|f| f["name"] == name);
+        let value = |f: &Value| (f["value"].as_f64().unwrap(), f["met"].as_bool());
+        named.map(value).collect()
+    };
+    let expected = [(12.0, Some(false)), (1.2, Some(true))];
+    assert_eq!(named("  over that by hand"), expected);
+    assert_eq!(named("  the 99th percentile by hand"), [(0.06, None); 2]);
+    assert_eq!(named("  less that by hand"), [(-0.006, Some(true))]);
+
+    let why = || {
+        let (output, report) = bundle.run(&["--only", "^mps-words$"]);
+        assert!(output.status.success());
+        assert_eq!(step(&report, "mps-words")["status"], "skipped");
+        step(&report, "mps-words")["text"].clone()
+    };
+    let mut other = {
+        let _alone = alone();
+        let mut other = Command::new(&control);
+        other.arg("wait").stdin(Stdio::piped()).spawn().unwrap()
+    };
+    let found = why();
+    drop(other.stdin.take());
+    other.wait().unwrap();
+    assert_eq!(found, "an MPS that is not ours runs");
+    bundle.program("path/nvidia-cuda-mps-control", "echo no daemon >&2; exit 1");
+    assert_eq!(why(), "MPS cannot start: no daemon");
 }
 
 #[test]
