@@ -414,6 +414,19 @@ p2p_pair() { # PREFIX OF THE NAMES
     gpu_step 1 "$1-shutdown" held 300 "$trials" shutdown "${p2p[@]}" --jobs 3 --json
 }
 
+# Another client of the GPU fails while a job runs that may start ranks again: the job ends, and says that the GPU is shared.
+mps_client() {
+    has "$nvcc" mps-client held "needs nvcc" || return
+    gpu_step 1 mps-client held 60 bash -c '"$0" -o fault "$1" || exit
+        { cat "$3"; while tail -n +2 "$3"; do :; done; } 2>film | "$2" run --input - --pipeline encode@0,phase_b@1,phase_b@2,decode@0 \
+            --devices cpu,cuda:0,cuda:0 --restarts 5 2>said &
+        sleep 3; ./fault; code=$? began=${EPOCHREALTIME/[.,]/}
+        wait "$!"; ended=$? ms=$(((${EPOCHREALTIME/[.,]/} - began) / 1000)); cat said
+        echo "{\"what\":\"mps_client\",\"ms\":$ms}"
+        ((code == 0 && ended == 10 && ms < 1000)) && grep -q "error: shared device" said' \
+        "$nvcc" "$here/peers/client_fault.cu" "$pp" "$clip"
+}
+
 # Payloads between a CPU and a GPU.
 cpu_edges() {
     local beside=(--devices "cpu,cuda:0") run ms bytes load
@@ -463,9 +476,10 @@ p2p_edges() {
         done
     done
     # Two ranks on the only GPU once more, if any of these steps is wanted.
-    if ((gpus < 2)) && [[ $(list=1 p2p_pair mps) ]]; then
+    if ((gpus < 2)) && [[ $(list=1; p2p_pair mps; mps_client) ]]; then
         [[ $list ]] || ((gpus == 0)) || start_mps
         p2p_pair mps
+        mps_client
         end_mps
         hindrance=
     fi
