@@ -97,7 +97,7 @@ const LAYERS: &[Layer] = &[
         &[DEVICE, WIRE, RUNTIME, JOB, KERNELS, CLI],
         &[],
     ),
-    open("pp-example-downstream", &[KERNELS, CLI], &[DEVICE]),
+    open("pp-example-downstream", &[KERNELS, CLI], &[]),
 ];
 
 /// Checks every layer and reports every breach.

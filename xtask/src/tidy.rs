@@ -72,6 +72,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "crates/pp-kernels/src/plugin.rs",
     "crates/pp-kernels/src/plugin/",
     // Example plugins implement the C interface.
+    "examples/downstream/src/on_gpu.rs",
     "plugins/",
 ];
 /// Where libraries lie: they do not print.

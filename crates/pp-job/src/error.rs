@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use pp_contract::{Fault, FaultKind, PipelineError, Rank};
+use pp_contract::{DeviceNameError, Fault, FaultKind, PipelineError, Rank};
 use pp_runtime::stage::StageError;
 use pp_transport::error::lift_limit;
 use rustix::io::Errno;
@@ -141,6 +141,12 @@ impl From<Fault> for Error {
 /// A pipeline that was asked for.
 impl From<PipelineError> for Error {
     fn from(error: PipelineError) -> Self {
+        Self::Usage(error.to_string())
+    }
+}
+
+impl From<DeviceNameError> for Error {
+    fn from(error: DeviceNameError) -> Self {
         Self::Usage(error.to_string())
     }
 }

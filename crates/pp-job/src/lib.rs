@@ -50,7 +50,7 @@ mod times;
 pub use crate::config::{Config, RANK_0};
 pub use crate::error::Error;
 pub use crate::job::{Job, ThisRank, main};
-pub use crate::program::{Finished, Opened, Program};
+pub use crate::program::{Elsewhere, Finished, Opened, Program};
 pub use crate::rank::join::Profile;
 pub use crate::shared::SharedDevice;
 

@@ -3,8 +3,8 @@
 pub use std::convert::Infallible;
 
 pub use pp_contract::{
-    ChunkIndex, DType, FaultKind, Manifest, Message, Pipeline, Plan, PlanError, Rank, StageSpec,
-    TensorSpec, WorldSize,
+    ChunkIndex, DType, DeviceName, FaultKind, Manifest, Message, Pipeline, Plan, PlanError, Rank,
+    StageSpec, TensorSpec, WorldSize,
 };
 pub use pp_runtime::core::Cut;
 pub use pp_runtime::stage::{

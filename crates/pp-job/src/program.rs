@@ -1,13 +1,15 @@
 //! What a program brings: its stages by name, and what happens at the end.
 
+use std::convert::Infallible;
 use std::fmt;
+use std::marker::PhantomData;
 use std::path::Path;
 use std::time::Duration;
 
-use pp_contract::{Pipeline, StageSpec};
+use pp_contract::{Pipeline, Plan, StageSpec};
 use pp_runtime::driver::{BoxedStage, Summary};
 use pp_runtime::report::{Measures, View, default_warm_up, write_chrome_trace, write_json};
-use pp_runtime::stage::{GroupStage, Sink, Source, Stage};
+use pp_runtime::stage::{Built, GroupStage, Offer, Place, Sink, Source, Stage, StageResult};
 use pp_transport::bell::Bell;
 use pp_transport::edge::Edges;
 use serde::Serialize;
@@ -39,6 +41,23 @@ impl<S> Opened<S, ()> {
             steps: 1,
             shape: (),
         }
+    }
+}
+
+/// The source of a [`Program::between`]: there is none in this memory.
+#[derive(Debug)]
+pub struct Elsewhere<P>(Infallible, PhantomData<P>);
+
+impl<P: Plan, Tx> Source<Tx> for Elsewhere<P> {
+    type Plan = P;
+    type Carry = ();
+
+    fn poll(&mut self) -> StageResult<Offer> {
+        match self.0 {}
+    }
+
+    fn build(&mut self, _: Place, _: &mut Tx) -> StageResult<Built<P, ()>> {
+        match self.0 {}
     }
 }
 
@@ -242,6 +261,36 @@ where
         let known = known.expect("the pipeline was checked");
         (known.open)((stage, member), shape, bell)
     }
+}
+
+impl<'p, B: Edges, P: Plan + 'p, T> Program<'p, B, Elsewhere<P>, T> {
+    /// The program of ranks with another kind of memory than the source and the sink have: add the stages that work there.
+    /// `elsewhere` names those that do not. A rank runs the program for its memory ([`crate::ThisRank::device`]). The programs
+    /// of all ranks have the same payloads and the same type `T`.
+    ///
+    /// A rank with a stage that does not work in its memory ends the job with [`Error::Usage`].
+    #[must_use]
+    pub fn between(source: &str, elsewhere: &[&str], sink: &str) -> Self {
+        let named = source.to_owned();
+        let mut program = Self::new(source, move |_| Err(not_here(&named)));
+        sink.clone_into(&mut program.last);
+        for name in elsewhere.iter().chain([&sink]) {
+            for is_of_group in [false, true] {
+                let refuse = Box::new(|(stage, _): (&StageSpec, usize), _: &T, _: &Bell| {
+                    Err(not_here(&stage.name))
+                });
+                program.push(name, is_of_group, refuse);
+            }
+        }
+        program
+    }
+}
+
+/// The error of a stage on a rank whose memory it does not work in.
+fn not_here(stage: &str) -> Error {
+    Error::Usage(format!(
+        "{stage} does not work in the memory of its rank; give the rank another device, as in --devices cpu,cuda:0"
+    ))
 }
 
 impl<B: Edges, S: Source<B::Tx>, T> fmt::Debug for Program<'_, B, S, T> {

@@ -1,11 +1,14 @@
 //! A vocoder: the first stage reads a spectrogram from IN, the second makes samples of it, and the third writes them to
 //! OUT. The stages stand on three ranks, unless a third argument says where: "mel@0 -> vocode@1 -> play@0". Several ranks
-//! can make the samples together: "mel@0 -> vocode@1+2 -> play@0".
+//! can make the samples together: "mel@0 -> vocode@1+2 -> play@0". One more stage plays them at half the speed, on a CPU or
+//! on a GPU, as a fourth argument says: "mel@0 -> vocode@0 -> slow@1 -> play@0" "cpu,cuda:0".
 
 use std::fs::File;
 use std::io::{BufReader, Read as _, Write as _};
 
-use pp_example_downstream::{BINS, HOP, PIECE, vocode};
+use pp_example_downstream::on_gpu::{self, SlowOnGpu};
+use pp_example_downstream::{BINS, HOP, PIECE, slow, vocode};
+use pp_job::Elsewhere;
 use pp_job::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +37,7 @@ impl Plan for Piece {
     fn check(&self, stage: &StageSpec, _: bool, made: &Manifest) -> Result<(), PlanError> {
         match &*stage.name {
             "mel" => made.expect_shape("mel", &[self.frames, BINS]),
+            "slow" => made.expect_shape("samples", &[self.frames, 2 * HOP]),
             _ => made.expect_shape("samples", &[self.frames, HOP]),
         }
     }
@@ -125,24 +129,43 @@ impl GroupStage<TxLease, RxLease, HostGroup> for Together {
     }
 }
 
-/// What the stage says of a piece that it has made.
+/// What the vocoder says of a piece that it has made.
 fn made(piece: &Piece) -> StageResult<Done> {
     let tensors = Manifest::single("samples", DType::F32, &[piece.frames, HOP])?;
     let report = Taken::of(piece, 1);
     Ok(Done { tensors, report })
 }
 
+/// What is said of a piece with every frame twice.
+fn slowed(piece: &Piece) -> StageResult<Done> {
+    let tensors = Manifest::single("samples", DType::F32, &[piece.frames, 2 * HOP])?;
+    let report = Taken::of(piece, 1);
+    Ok(Done { tensors, report })
+}
+
+/// The bytes of the largest payload that a stage makes: the same on all ranks.
+fn slot_bytes([stage, _]: [&StageSpec; 2], (): &()) -> u64 {
+    match &*stage.name {
+        "mel" => PIECE * BINS * 4,
+        "slow" => PIECE * HOP * 8,
+        _ => PIECE * HOP * 4,
+    }
+}
+
 fn main() -> std::process::ExitCode {
     pp_job::main(|| {
         let args: Vec<String> = std::env::args().skip(1).collect();
-        let [input, output, pipeline @ ..] = args.as_slice() else {
-            let usage = "usage: vocoder IN OUT [PIPELINE]";
+        let [input, output, more @ ..] = args.as_slice() else {
+            let usage = "usage: vocoder IN OUT [PIPELINE [DEVICES]]";
             return Err(Error::Usage(usage.into()));
         };
         let output = std::path::Path::new(output);
-        let pipeline = pipeline.first().map(String::as_str);
+        let pipeline = more.first().map(String::as_str);
         let pipeline = pipeline.unwrap_or("mel@0 -> vocode@1 -> play@2");
         let pipeline: Pipeline = pipeline.parse()?;
+        let devices = more.get(1).map_or("", String::as_str).split(',');
+        let devices = devices.filter(|name| !name.is_empty()).map(str::parse);
+        let devices: Vec<DeviceName> = devices.collect::<Result<_, _>>()?;
         let open = |_| {
             let failed = |e| StageError::file("open", input.as_ref(), &e);
             let file = BufReader::new(File::open(input).map_err(failed)?);
@@ -150,10 +173,7 @@ fn main() -> std::process::ExitCode {
             Ok(Opened::new(Mel { file, piece, next }))
         };
         let program = Program::<Host, _, _>::new("mel", open)
-            .payloads(|[stage, _], ()| match &*stage.name {
-                "mel" => PIECE * BINS * 4,
-                _ => PIECE * HOP * 4,
-            })
+            .payloads(slot_bytes)
             .stage("vocode", |_, ()| {
                 Ok(OnHost::new(|chunk: Chunk<'_, Piece>, mel, samples| {
                     let piece = chunk.message.plan();
@@ -165,6 +185,12 @@ fn main() -> std::process::ExitCode {
                 let (mel, samples) = (Vec::new(), Vec::new());
                 Ok(Together { mel, samples })
             })
+            .stage("slow", |_, ()| {
+                Ok(OnHost::new(|chunk: Chunk<'_, Piece>, samples, twice| {
+                    slow(samples, twice);
+                    slowed(chunk.message.plan())
+                }))
+            })
             .sink("play", |(), _| Ok(Play(Some(StagedFile::create(output)?))))
             .finish(|_, finished| {
                 finished.write_report(&output.with_extension("json"))?;
@@ -173,7 +199,20 @@ fn main() -> std::process::ExitCode {
         let config = Config::from_env(|name| std::env::var_os(name))?;
         // Those of the source and of the sink are not started again.
         let restarts = 2 * u32::from(pipeline.world_size().get() > 1);
-        let job = Job::new(&config, &pipeline).restarts(restarts);
-        job.run(|rank| rank.run(Host, Profile::new(), program))
+        let job = Job::new(&config, &pipeline)
+            .restarts(restarts)
+            .devices(&devices);
+        // Each rank runs the program for its memory.
+        job.run(|rank| match rank.device() {
+            Some(DeviceName::Cuda(number)) => {
+                let (device, backend) = on_gpu::open(number)?;
+                let program =
+                    Program::<_, Elsewhere<Piece>, ()>::between("mel", &["vocode"], "play")
+                        .payloads(slot_bytes)
+                        .stage("slow", |_, ()| Ok(SlowOnGpu::new(&device, slowed)?));
+                rank.run(backend, Profile::new(), program)
+            }
+            _ => rank.run(Host, Profile::new(), program),
+        })
     })
 }

@@ -5,8 +5,10 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-use pp_example_downstream::{BINS, HOP, vocode};
+use pp_example_downstream::{BINS, HOP, slow, vocode};
+use pp_fakes::Fakes;
 use pp_testing::Folder;
+use pp_testing::process::run;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Frames of the spectrogram: the last piece is shorter.
@@ -72,6 +74,31 @@ fn every_placement_makes_the_same_samples() {
         assert!(ended.success(), "{pipeline}");
         assert_is_whole(&output);
     }
+}
+
+/// A stage that works in either memory gives the same samples in both. The GPU is a fake one.
+#[test]
+fn a_stage_on_a_cpu_or_on_a_gpu_makes_the_same_samples() {
+    let folder = folder("devices");
+    let input = folder.write("mel", &spectrogram());
+    let pipeline = "mel@0 -> vocode@0 -> slow@1 -> play@0";
+    let (mut samples, mut expected) = (vec![0; (FRAMES * HOP * 4) as usize], Vec::new());
+    vocode(0, &spectrogram(), &mut samples);
+    expected.resize(2 * samples.len(), 0);
+    slow(&samples, &mut expected);
+    let run = |devices: &str| {
+        let output = folder.file("slow.f32");
+        let mut command = vocoder(&input, &output);
+        Fakes::newest().give_to(command.args([pipeline, devices]));
+        run(&mut command, None)
+    };
+    for devices in ["", "cpu,cpu", "cpu,cuda:0"] {
+        run(devices).succeeded();
+        let output = fs::read(folder.file("slow.f32")).unwrap();
+        assert!(output == expected, "{devices}: the samples differ");
+    }
+    let told = "mel does not work in the memory of its rank; give the rank another device";
+    run("cuda:0,cpu").ended(2, &[told]);
 }
 
 #[test]
