@@ -436,7 +436,7 @@ cpu_edges() {
     local overlap=("$pp" bench overlap "${p2p[@]}" "${beside[@]}" --json)
     for ((run = 1; run <= runs; run++)); do
         for ms in 5 1 0.5; do
-            gpu_step 1 "cpu-overlap-${ms}ms-$run" optional 30 "${overlap[@]}" --decode-ms "$ms" --phase-b-ms "$ms"
+            gpu_step 1 "cpu-overlap-${ms}ms-$run" optional 30 "${overlap[@]}" --simulate spin --decode-ms "$ms" --phase-b-ms "$ms"
         done
         for bytes in 4 22118400; do
             gpu_step 1 "cpu-behind-$bytes-$run" optional 30 "${overlap[@]}" --bytes "$bytes" "${behind[@]}"

@@ -65,7 +65,7 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
             (Backend::Host, None | Some(Simulate::GpuSpin | Simulate::Gemm | Simulate::Hbm)) => {
                 Simulate::Sleep
             }
-            (Backend::Gpu(_), None) => Simulate::GpuSpin,
+            (Backend::Gpu(_), None | Some(Simulate::Spin)) => Simulate::GpuSpin,
             (_, Some(how)) => how,
         };
         let mut profile = Profile::new()
@@ -193,7 +193,9 @@ fn check(args: &OverlapArgs) -> Result<(), Error> {
                 "this work is done on GPUs; use it with --transport {of_gpus}, or --simulate sleep or spin"
             ))
         }
-        (gpus, Some(Simulate::Spin)) if gpus.is_on_gpus() => {
+        (gpus, Some(Simulate::Spin))
+            if gpus.is_on_gpus() && args.devices.iter().all(|device| device.is_gpu()) =>
+        {
             refuse("--simulate spin keeps a core busy; on GPUs use gpu-spin, gemm, hbm, or sleep")
         }
         (gpus, _) if gpus.is_on_gpus() && args.touch => {

@@ -359,7 +359,10 @@ fn benchmarks_run_between_host_memory_and_a_gpu() {
         run(&mut command, None).succeeded()
     };
     let overlap = "bench overlap --transport p2p --bytes 4096 --chunks 30 --decode-ms 0.1 --phase-b-ms 0.1 --json";
-    for more in ["cpu,cuda:0", "cuda:0,cpu --simulate gpu-spin"] {
+    for more in [
+        "cpu,cuda:0 --simulate spin",
+        "cuda:0,cpu --simulate gpu-spin",
+    ] {
         let ended = on_fakes(&format!("{overlap} --devices {more}"));
         assert_eq!(ended.json()["transport"], "host");
         // What the rank in host memory writes is in no recording.
