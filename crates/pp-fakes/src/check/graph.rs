@@ -25,8 +25,8 @@ pub(crate) enum Kind {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
-    /// The line of the call: what one call reads and writes is in the order that it needs.
-    pub(crate) call: usize,
+    /// Recording and line of the call: what one call reads and writes is in the order that it needs.
+    pub(crate) call: (usize, usize),
     pub(crate) first: usize,
     pub(crate) last: usize,
     pub(crate) kind: Kind,
@@ -167,7 +167,14 @@ impl Builder {
         self.last.get(timeline).copied()
     }
 
-    fn accesses(&mut self, call: usize, line: &Line, process: &Process, first: usize, last: usize) {
+    fn accesses(
+        &mut self,
+        call: (usize, usize),
+        line: &Line,
+        process: &Process,
+        first: usize,
+        last: usize,
+    ) {
         for (key, kind) in [("r", Kind::Read), ("w", Kind::Write)] {
             for range in line.ranges(key) {
                 let device = process.allocations.iter().any(|a| a.overlaps(range));
@@ -178,7 +185,7 @@ impl Builder {
                     first,
                     last,
                     kind,
-                    space: self.graph.nodes[first].at.0,
+                    space: call.0,
                     range,
                     sends,
                     is_trial,
@@ -211,13 +218,13 @@ impl Builder {
     }
 
     fn at_once(&self, range: Range, kind: Kind, node: usize) -> Access {
-        let (space, call) = self.graph.nodes[node].at;
+        let call = self.graph.nodes[node].at;
         Access {
             call,
             first: node,
             last: node,
             kind,
-            space,
+            space: call.0,
             range,
             sends: false,
             is_trial: false,
@@ -381,7 +388,7 @@ impl Builder {
                 let node = self.node(stream("st"), at, vec![call]);
                 self.allocation(line, Kind::Free, node);
             }
-            "HostRead" | "HostWrite" => self.accesses(at.1, line, process, call, call),
+            "HostRead" | "HostWrite" => self.accesses(at, line, process, call, call),
             "cuStreamCreate" => {
                 process.streams.push((
                     line.number("st").unwrap_or(0),
@@ -406,11 +413,11 @@ impl Builder {
             }
             "cuLaunchKernel" | "cuLaunchHostFunc" => {
                 let node = self.node(stream("st"), at, vec![call]);
-                self.accesses(at.1, line, process, node, node);
+                self.accesses(at, line, process, node, node);
             }
             name if name.starts_with("cuMemcpy") || name.starts_with("cuMemset") => {
                 let node = self.node(stream("st"), at, vec![call]);
-                self.accesses(at.1, line, process, node, node);
+                self.accesses(at, line, process, node, node);
             }
             "ncclCommInit" if !line.is_end() => {
                 let uid = line.text("uid").unwrap_or_default().to_owned();
@@ -449,8 +456,8 @@ impl Builder {
             let Some(&called) = op.parse().ok().and_then(|op: u64| process.calls.get(&op)) else {
                 continue;
             };
-            let call = called;
-            let called = &recording.lines[call];
+            let call = (at.0, called);
+            let called = &recording.lines[called];
             self.accesses(call, called, process, first, last);
             let peer = called.number("peer").unwrap_or(0);
             match called.name.as_str() {

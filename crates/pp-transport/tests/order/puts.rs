@@ -99,6 +99,20 @@ fn a_change_of_puts_breaks_its_rule_and_no_other() {
     assert_each_breaks(judge, || [sender(), receiver()], table);
 }
 
+/// Accesses of two ranks are never those of one call, wherever they stand in their recordings.
+#[test]
+fn accesses_on_the_same_line_of_two_recordings() {
+    let mut receiver = receiver();
+    receiver.remove(at(&receiver, "cuStreamWaitEvent", 0));
+    for count in 0..10 {
+        let idle = vec!["1 cuStreamQuery st=9 rc=600".to_owned(); count];
+        assert_only(
+            &judge(&sender(), &[idle, receiver.clone()].concat()),
+            Rule::Race,
+        );
+    }
+}
+
 /// A host that never gave its lease to a stream writes the credit itself.
 #[test]
 fn a_credit_by_the_host() {
