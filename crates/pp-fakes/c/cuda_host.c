@@ -62,6 +62,20 @@ EXPORT int cuMemFreeHost(void *host) {
     return end_host(host, PAGE_LOCKED, "cuMemFreeHost");
 }
 
+bool fake_next_mapping(FILE *maps, struct mapping *m) {
+    char line[512], rights[5];
+    unsigned major, minor;
+    while (maps && fgets(line, sizeof line, maps)) {
+        if (sscanf(line, "%llx-%llx %4s %llx %x:%x %llu", &m->from, &m->to, rights, &m->offset, &major, &minor,
+                   &m->inode) != 7)
+            continue;
+        m->shared = rights[3] == 's';
+        m->device = major << 8 | minor;
+        return true;
+    }
+    return false;
+}
+
 /* What lies behind [host, host+bytes): whether all of it is mapped, and which file shares it with other
  * processes. */
 struct backing {
@@ -71,21 +85,14 @@ struct backing {
 static struct backing backing_of(uintptr_t host, uint64_t bytes) {
     struct backing found = {0};
     uintptr_t reached = host;
-    char line[512];
+    struct mapping m;
     FILE *maps = fopen("/proc/self/maps", "re");
-    while (maps && reached < host + bytes && fgets(line, sizeof line, maps)) {
-        unsigned long long from, to, offset, inode;
-        unsigned major, minor;
-        char rights[5];
-        if (sscanf(line, "%llx-%llx %4s %llx %x:%x %llu", &from, &to, rights, &offset, &major, &minor,
-                   &inode) != 7)
-            continue;
-        if (reached < from || reached >= to) continue;
+    while (reached < host + bytes && fake_next_mapping(maps, &m)) {
+        if (reached < m.from || reached >= m.to) continue;
         if (reached == host)
-            found = (struct backing){false, rights[3] == 's', major << 8 | minor, inode,
-                                     offset + (host - from)};
-        else if (found.inode != inode) found.shared = false;
-        reached = to;
+            found = (struct backing){false, m.shared, m.device, m.inode, m.offset + (host - m.from)};
+        else if (found.inode != m.inode) found.shared = false;
+        reached = m.to;
     }
     if (maps) fclose(maps);
     found.mapped = reached >= host + bytes;
@@ -127,6 +134,12 @@ EXPORT int cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags) {
 
 EXPORT int cuMemHostUnregister(void *host) {
     FAULT_POINT("cuMemHostUnregister");
+    ppfake_lock();
+    struct allocation *a = live(host);
+    bool is_shared = a && a->kind == REGISTERED && a->mapped;
+    if (is_shared && backing_of(a->at, 1).inode != backing_of((uintptr_t)a->shadow, 1).inode)
+        ppfake_record("Fault what=unmapped_before addr=%#llx", (unsigned long long)a->at);
+    ppfake_unlock();
     return end_host(host, REGISTERED, "cuMemHostUnregister");
 }
 

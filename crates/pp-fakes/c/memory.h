@@ -4,6 +4,8 @@
 
 #include "fake.h"
 
+#include <stdio.h>
+
 enum memory_kind { OF_DEVICE, PAGE_LOCKED, REGISTERED, MAPPED };
 
 struct allocation {
@@ -40,6 +42,12 @@ int fake_visible_device(int physical);
 /* cuda_vmm.c: a mapping of it is gone. */
 void fake_unmapped(struct physical *physical);
 
+/* cuda_host.c: the next mapping in /proc/self/maps; false behind the last one. */
+struct mapping {
+    unsigned long long from, to, offset, device, inode;
+    bool shared;
+};
+bool fake_next_mapping(FILE *maps, struct mapping *mapping);
 
 /* cuda_watch.c: from here on what hosts do with shared memory that is registered is recorded; and no more. */
 void fake_watch(struct allocation *allocation);

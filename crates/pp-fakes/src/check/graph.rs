@@ -199,7 +199,10 @@ impl Builder {
                         ..access
                     };
                     self.graph.accesses.push(there);
-                    self.uses(access);
+                    // A host dies of an address that is not there.
+                    if !line.name.starts_with("Host") {
+                        self.uses(access);
+                    }
                 } else {
                     self.graph.accesses.push(access);
                 }
@@ -242,10 +245,13 @@ impl Builder {
         });
     }
 
-    /// The host may unmap what is not registered any more. Where its address comes back, that was before, and what is there
-    /// now is something else.
-    fn comes_back(&mut self, line: &Line, process: &Process, call: usize) {
+    /// Memory that is there from now on. The host may unmap what is not registered any more. Where its address comes back,
+    /// that was before, and what is there now is something else.
+    fn maps(&mut self, line: &Line, process: &mut Process, call: usize) {
         let range = line.allocation().expect("an allocation");
+        process.mapped.retain(|part| !part.range.overlaps(range));
+        let mapped = self.shared.mapped(line, self.processes);
+        process.mapped.extend(mapped);
         let there = |(before, _): &&(Range, usize)| before.overlaps(range);
         let before: Vec<usize> = process
             .unmapped
@@ -358,10 +364,8 @@ impl Builder {
         let stream = |key| Timeline::Stream(at.0, line.number(key).expect("a stream"));
         match line.name.as_str() {
             "cuMemAlloc" => process.allocations.extend(line.allocation()),
-            "cuMemMap" | "cuMemHostRegister" | "cuMemHostAlloc" => {
-                let mapped = self.shared.mapped(line, self.processes);
-                process.mapped.extend(mapped);
-                self.comes_back(line, process, call);
+            "cuMemMap" | "cuMemHostRegister" | "cuMemHostAlloc" | "HostMap" => {
+                self.maps(line, process, call);
             }
             "cuMemUnmap" | "cuMemHostUnregister" => {
                 let range = line.allocation().expect("a range");
@@ -372,12 +376,12 @@ impl Builder {
             "cuMemFree" | "cuMemFreeHost" => self.allocation(line, Kind::Free, call),
             "cuStreamWriteValue32" => {
                 let node = self.node(stream("st"), at, vec![call]);
-                self.shared.writes(line, &process.mapped, node);
+                self.shared.writes(at.0, line, &process.mapped, node);
                 let at = line.number("addr").expect("a word");
                 let word = self.at_once(Range { at, bytes: 4 }, Kind::Read, node);
                 self.uses(word);
             }
-            "HostStore" => self.shared.writes(line, &process.mapped, call),
+            "HostStore" => self.shared.writes(at.0, line, &process.mapped, call),
             "HostLoad" => self.shared.reads(at.0, line, &process.mapped, call),
             "cuMemAllocAsync" => {
                 process.allocations.extend(line.allocation());

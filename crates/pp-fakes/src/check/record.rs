@@ -24,7 +24,7 @@ pub struct Line {
     pub thread: u32,
     /// The function, or what the fakes have to say.
     pub name: String,
-    /// A copy into memory of a peer that tries out the way there: its number says so.
+    /// A copy that tries out the way to a peer.
     is_trial: bool,
     fields: Vec<(String, String)>,
 }
@@ -101,12 +101,17 @@ impl Line {
 
     /// A send or receive that carries a payload, and not what a connection is tried out with.
     pub fn is_payload(&self) -> bool {
-        (self.is_put() || self.is_transfer()) && !self.is_trial()
+        (self.is_put() || self.is_shared() || self.is_transfer()) && !self.is_trial()
     }
 
     /// A copy into memory of a peer.
     pub fn is_put(&self) -> bool {
         self.number("peer") == Some(1) && self.name.starts_with("cuMemcpy")
+    }
+
+    /// A copy between a device and memory that a rank without one has, too.
+    pub fn is_shared(&self) -> bool {
+        self.number("shared") == Some(1)
     }
 
     /// What a connection is tried out with: by NCCL one byte.
@@ -118,7 +123,7 @@ impl Line {
 
     /// A payload leaves this rank.
     pub fn sends(&self) -> bool {
-        (self.name == "ncclSend" || self.is_put()) && !self.is_trial()
+        (self.name == "ncclSend" || self.is_put() || self.is_shared()) && !self.is_trial()
     }
 
     pub fn is_transfer(&self) -> bool {
@@ -126,7 +131,8 @@ impl Line {
     }
 }
 
-/// Finds the copies that are followed by the number of a trial.
+/// Finds the copies that are followed by the number of a trial, and the first one of each slot in host memory since that was
+/// registered.
 fn mark_trials(lines: &mut [Line]) {
     let puts = (0..lines.len()).filter(|&at| lines[at].is_put());
     for put in puts.collect::<Vec<_>>() {
@@ -134,6 +140,17 @@ fn mark_trials(lines: &mut [Line]) {
         let mut on_stream = later.iter().filter(|line| line.number("st") == this);
         let number = on_stream.find(|line| line.name == "cuStreamWriteValue32");
         lines[put].is_trial = number.is_some_and(|line| line.number("value") == Some(TRIAL));
+    }
+    let mut tried: Vec<Range> = Vec::new();
+    for line in lines {
+        if let ("cuMemHostRegister", Some(new)) = (line.name.as_str(), line.allocation()) {
+            tried.retain(|slot| !slot.overlaps(new));
+        }
+        let of_host = if line.name.contains("HtoD") { "r" } else { "w" };
+        if let (true, Some(&slot)) = (line.is_shared(), line.ranges(of_host).first()) {
+            line.is_trial = tried.iter().all(|tried| tried.at != slot.at);
+            tried.extend(line.is_trial.then_some(slot));
+        }
     }
 }
 

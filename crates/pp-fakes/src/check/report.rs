@@ -80,7 +80,7 @@ impl Default for Expect {
 pub struct Report {
     /// What is wrong; empty for a good run.
     pub violations: Vec<Violation>,
-    /// Payloads sent, and received by NCCL.
+    /// Payloads sent, and received by NCCL or from a rank without a device.
     pub transfers: usize,
     /// Accesses to memory that were compared.
     pub accesses: usize,

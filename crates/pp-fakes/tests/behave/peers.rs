@@ -58,16 +58,22 @@ fn unmap(at: u64, handle: u64) {
     ok!(release(handle));
 }
 
-/// A page of words that processes share, registered; its place for the host and for devices.
-pub(crate) fn page_of(file: &OwnedFd) -> (&'static [AtomicU32; 1024], u64) {
+/// A page of words that processes share.
+pub(crate) fn words_of(file: &OwnedFd) -> &'static [AtomicU32; 1024] {
     let (rights, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
     // SAFETY: a new mapping of a page that stays mapped as long as the process lives.
     let page = unsafe { mmap(null_mut(), 4096, rights, shared, file, 0) }.unwrap();
-    let mut at = 0;
+    // SAFETY: as above; a page of zeroes is words of zero, and all who share it use atomics.
+    unsafe { &*page.cast() }
+}
+
+/// The same, registered; its place for the host and for devices.
+pub(crate) fn page_of(file: &OwnedFd) -> (&'static [AtomicU32; 1024], u64) {
+    let (words, mut at) = (words_of(file), 0);
+    let page = std::ptr::from_ref(words).cast_mut().cast();
     ok!(register(page, 4096, 3));
     ok!(device_pointer(&mut at, page, 0));
-    // SAFETY: as above; a page of zeroes is words of zero, and all who share it use atomics.
-    (unsafe { &*page.cast() }, at)
+    (words, at)
 }
 
 pub(crate) fn new_page() -> OwnedFd {

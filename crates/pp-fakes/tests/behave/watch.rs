@@ -4,9 +4,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use pp_testing::Folder;
+use rustix::mm::munmap;
 
 use super::{alone, device};
-use crate::peers::{new_page, page_of, torn, wait_for};
+use crate::peers::{new_page, page_of, torn, wait_for, words_of};
 use pp_fakes::check::{Expect, Recording, Rule, check};
 use pp_fakes::ok;
 
@@ -67,6 +68,49 @@ fn what_a_host_sees_is_recorded_once() {
     // It saw there what it wrote itself.
     assert!(said("HostLoad", 1).is_empty());
     assert_eq!(said("HostLoad", 1023), [0]);
+}
+
+#[test]
+#[ignore = "the process that the other tests start"]
+fn child_that_has_a_page_twice() {
+    let (_alone, loaded) = alone();
+    loaded.set("WATCH", "2");
+    device(0);
+    let page = new_page();
+    let (other, (words, _)) = (words_of(&page), page_of(&page));
+    other[0].store(7, Ordering::Release);
+    wait_for(&words[0], 7);
+    let (bytes, page) = (vec![3u8; 400], std::ptr::from_ref(other));
+    // SAFETY: the bytes lie in the page, which nobody else uses meanwhile.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), page.cast_mut().cast(), 400) }
+    assert_eq!(words[99].load(Ordering::Acquire), 0x0303_0303);
+    other[0].store(8, Ordering::Release);
+    wait_for(&words[0], 8);
+    let page = std::ptr::from_ref(words).cast_mut().cast();
+    // SAFETY: nothing uses `words` from here on.
+    unsafe { munmap(page, 4096) }.unwrap();
+    ok!(unregister(page));
+}
+
+/// A rank without a device is a thread that has another mapping. A page of bytes is let go there.
+#[test]
+fn all_mappings_are_watched_as_long_as_they_hold_words() {
+    let recordings = recorded("watch::child_that_has_a_page_twice", "");
+    let lines = &recordings[0].lines;
+    let one = |name: &str, key: &str| {
+        let mut found = lines.iter().filter(|line| line.name == name);
+        let first = found.next().and_then(|line| line.text(key)).unwrap();
+        assert!(found.next().is_none(), "{name} stands there twice");
+        first.to_owned()
+    };
+    assert_eq!(one("HostStore", "value"), "7");
+    assert_eq!(one("HostStore", "addr"), one("HostMap", "addr"));
+    assert_eq!(one("HostMap", "file"), one("cuMemHostRegister", "file"));
+    assert_eq!(one("Fault", "what"), "unmapped_before");
+    let loads = lines.iter().filter(|line| line.name == "HostLoad");
+    let loads: Vec<_> = loads.filter_map(|line| line.number("value")).collect();
+    assert_eq!(loads.first(), Some(&7));
+    assert_eq!(loads.last(), Some(&8));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The real transport on the fakes: a rank that sends payloads, a second rank that answers each with a copy, each on a
-//! device and a thread of its own, in a process that is started for one case.
+//! thread of its own, and on a device of its own or one of them in host memory, in a process that is started for one case.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::process::Command;
@@ -12,17 +13,18 @@ use pp_contract::{Composer, Lockstep};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{Barrier, Folder, number, prepare, until};
 use pp_transport::backend::Backend;
-use pp_transport::edge::Edges;
+use pp_transport::edge::{EdgeTx as _, Edges};
 use pp_transport::error::TransportError;
-use pp_transport::gpu::{DeviceRx, DeviceTx, Receiving, Sending};
+use pp_transport::gpu::{DeviceRx, DeviceTx};
 use pp_transport::gpu_backend::{GpuBackend, GpuTransport};
-use pp_transport::host::EdgeShape;
-use pp_transport::in_flight::{Completion, InFlight};
+use pp_transport::host::{EdgeShape, Host};
+use pp_transport::in_flight::{Completion, InFlight, Submission};
 use pp_transport::launch::Via;
 use pp_transport::nccl::{Nccl, NcclBackend};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::edges_support::Meeting;
+use crate::edges_support::{Meeting, Peer};
+use crate::host::OnHost;
 use crate::lifetimes::{self, Cut};
 use crate::two_way::{TwoWay, by_backend, edge_ends};
 use pp_fakes::Fakes;
@@ -37,6 +39,8 @@ const SPOILED: Duration = Duration::from_secs(2);
 const ASLEEP: Duration = Duration::from_secs(10);
 /// How many generations move their payloads by copy engine.
 const BY_P2P: &str = "PP_ORDER_P2P";
+/// The faults of the fakes, which count calls from the beginning of the run.
+const FAULTS: &str = "PP_ORDER_FAULTS";
 pub(crate) const LARGEST: usize = 20_000;
 
 /// What a job is to be.
@@ -50,6 +54,8 @@ pub(crate) struct Case {
     pub(crate) blocking: bool,
     /// By copy engine, and not by NCCL: so many generations, one after the other.
     pub(crate) p2p: Option<usize>,
+    /// This rank is in host memory, beside the other one on a device.
+    pub(crate) host: Option<u32>,
     /// The generation does not come to its end.
     pub(crate) cut: Option<Cut>,
 }
@@ -58,11 +64,12 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} {} {} {}",
+            "{} {} {} {} {}",
             self.chunks,
             self.depth,
             u8::from(self.blocking),
-            self.cut.map_or(0, |cut| 1 + cut as u8)
+            self.cut.map_or(0, |cut| 1 + cut as u8),
+            self.host.map_or(0, |rank| 1 + rank)
         )
     }
 }
@@ -101,10 +108,10 @@ pub(crate) fn run(case: Case, faults: &str) -> Outcome {
         .env("PP_FAKE_NCCL_EAGER", case.eager.to_string())
         .env("PP_FAKE_SEED", case.seed.to_string())
         .env("PP_FAKE_NCCL_ABORT_MS", "0")
-        .env("PP_FAKE_FAULTS", faults);
+        .env(FAULTS, faults);
     if let Some(generations) = case.p2p {
         command.env(BY_P2P, generations.to_string());
-        command.env("PP_FAKE_WATCH", "1");
+        command.env("PP_FAKE_WATCH", if case.host.is_some() { "2" } else { "1" });
     }
     record(&mut command)
 }
@@ -146,11 +153,11 @@ pub(crate) fn end_when_stuck(is_spoiled: bool) {
 fn child() {
     let case = std::env::var("PP_ORDER_CASE").expect("started by the other tests");
     let numbers: Vec<u64> = case.split(' ').map(|word| word.parse().unwrap()).collect();
-    let [chunks, depth, blocking, cut] = numbers[..] else {
+    let [chunks, depth, blocking, cut, host] = numbers[..] else {
         panic!("{case}");
     };
     let cut = [None, Some(Cut::AtWork), Some(Cut::AtPanic)][cut as usize];
-    let faults = std::env::var("PP_FAKE_FAULTS").unwrap_or_default();
+    let faults = std::env::var(FAULTS).unwrap();
     end_when_stuck(!faults.is_empty());
     Fakes::newest().load();
     let shape = EdgeShape {
@@ -160,7 +167,7 @@ fn child() {
     if cut.is_some() {
         std::fs::write(gate(), []).unwrap();
     }
-    let job = Job::new(chunks, cut);
+    let job = Job::new(chunks, cut, (host as u32).checked_sub(1));
     let wrong = match std::env::var(BY_P2P) {
         Ok(generations) => job.over(shape, generations.parse().unwrap(), |device| {
             GpuBackend::new(NcclBackend::alone(device), GpuTransport::P2p, |_| {})
@@ -183,16 +190,18 @@ fn gate() -> std::ffi::OsString {
 struct Job {
     chunks: u64,
     cut: Option<Cut>,
+    host: Option<u32>,
     connected: Barrier,
     finished: Barrier,
     busy: AtomicU32,
 }
 
 impl Job {
-    fn new(chunks: u64, cut: Option<Cut>) -> Self {
+    fn new(chunks: u64, cut: Option<Cut>, host: Option<u32>) -> Self {
         Self {
             chunks,
             cut,
+            host,
             connected: Barrier::new(2),
             finished: Barrier::new(2),
             busy: AtomicU32::new(2),
@@ -211,7 +220,7 @@ impl Job {
     }
 
     /// Makes generations one after the other, and does in each what a rank does.
-    fn over<B: Backend + OnGpu>(
+    fn over<B: Backend<Tx = DeviceTx, Rx = DeviceRx>>(
         &self,
         shape: EdgeShape,
         generations: usize,
@@ -220,22 +229,40 @@ impl Job {
         let meetings = std::iter::repeat_with(|| Meeting::of_two(Via::Unix));
         let (low, high): (Vec<_>, Vec<_>) = meetings.take(generations).map(Into::into).unzip();
         self.ranks([low, high], |rank, peers| {
+            let peers = peers.into_iter();
+            if self.host == Some(rank) {
+                return self.each(rank, peers, shape, &mut Host, &OnHost::default());
+            }
             let stage = Stage::new(rank);
+            let peers = peers.map(|peer| peer.beside(self.host.is_none()));
             let mut backend = backend(stage.device.clone());
-            let one = |mut peer| {
-                let ends = edge_ends(shape, shape, rank == 0);
-                let link = by_backend(&mut backend, &mut peer, ends);
-                self.run(rank, link, &stage)
-            };
-            peers.into_iter().map(one).sum()
+            self.each(rank, peers, shape, &mut backend, &stage)
         })
     }
 
+    /// Does in each generation what a rank does.
+    fn each<B: Backend>(
+        &self,
+        rank: u32,
+        peers: impl Iterator<Item = Peer>,
+        shape: EdgeShape,
+        backend: &mut B,
+        stage: &impl Computes<B>,
+    ) -> u64 {
+        let one = |mut peer| {
+            let ends = edge_ends(shape, shape, rank == 0);
+            let link = by_backend(backend, &mut peer, ends);
+            self.run(rank, link, stage)
+        };
+        peers.map(one).sum()
+    }
+
     /// Does what a rank does, from its first send to its last; how many bytes were wrong.
-    fn run<B: OnGpu>(&self, rank: u32, mut link: TwoWay<B>, stage: &Stage) -> u64 {
+    fn run<B: Edges>(&self, rank: u32, mut link: TwoWay<B>, stage: &impl Computes<B>) -> u64 {
         let loaded = Fakes::newest().load();
         if self.connected.wait() {
             loaded.note("Mark name=run");
+            loaded.set("FAULTS", &std::env::var(FAULTS).unwrap());
         }
         self.connected.wait();
         if let Some(cut) = self.cut {
@@ -244,7 +271,7 @@ impl Job {
             if self.connected.wait() {
                 std::fs::remove_file(gate()).unwrap();
             }
-            lifetimes::wait_until_freed(&stage.device, stage.free, cut);
+            stage.wait_until_freed(cut);
             if self.finished.wait() {
                 loaded.note("Mark name=end");
             }
@@ -271,15 +298,37 @@ impl Job {
     }
 }
 
-/// What a rank computes with.
-pub(crate) struct Stage {
+/// What a rank computes with, where the payloads of its edges lie.
+pub(crate) trait Computes<B: Edges> {
+    /// Writes payload `n`.
+    fn fill(&self, slot: &mut B::Tx, bytes: usize, n: u64) -> Result<(), TransportError>;
+
+    /// Counts the bytes that are not those of payload `n`.
+    fn check(&self, payload: &B::Rx, n: u64) -> Result<(), TransportError>;
+
+    /// Answers payload `n` with a copy of it.
+    fn copy(&self, from: &B::Rx, to: &mut B::Tx, n: u64) -> Result<(), TransportError>;
+
+    /// How many bytes were not what they should have been. After the run: waits.
+    fn wrong(&self) -> u64;
+
+    /// From now on work waits at the gate, if it can, and is cut in this way. Says whether it can.
+    fn hold(&self, cut: Cut) -> bool;
+
+    /// Waits until all is freed that a generation had, and that may be.
+    fn wait_until_freed(&self, cut: Cut);
+}
+
+/// What a rank on a device computes with.
+struct Stage {
     device: Device,
-    pub(crate) kernels: TestKernels,
+    kernels: TestKernels,
     /// The first fills, the second compares; answers are made on both in turn.
-    pub(crate) streams: [Stream; 2],
-    pub(crate) wrong: DeviceBuffer,
+    streams: [Stream; 2],
+    wrong: DeviceBuffer,
     /// Bytes of the device that were free before there was an edge.
     free: u64,
+    held: Cell<Option<Cut>>,
 }
 
 impl Stage {
@@ -296,11 +345,57 @@ impl Stage {
             streams,
             wrong,
             free: device.memory().unwrap().free,
+            held: Cell::new(None),
             device,
         }
     }
 
-    /// How many bytes were not what they should have been. After the run: waits.
+    /// Issues work to a stream.
+    fn issue(&self, on: &Stream, work: impl FnOnce(u64)) -> Result<(), TransportError> {
+        let held = self.held.get();
+        if held.is_some() {
+            self.kernels.spin(on.raw(), u64::MAX);
+        }
+        work(on.raw());
+        assert!(held != Some(Cut::AtPanic), "a stage panics");
+        Ok(())
+    }
+}
+
+impl<B: Edges<Tx = DeviceTx, Rx = DeviceRx>> Computes<B> for Stage {
+    fn fill(&self, slot: &mut DeviceTx, bytes: usize, n: u64) -> Result<(), TransportError> {
+        let (stream, kernels) = (&self.streams[0], &self.kernels);
+        slot.write_on(stream, |to| {
+            self.issue(stream, |on| kernels.fill(on, to.address, bytes, n))
+        })
+    }
+
+    fn check(&self, payload: &DeviceRx, n: u64) -> Result<(), TransportError> {
+        let (stream, kernels) = (&self.streams[1], &self.kernels);
+        payload.read_on(stream, |from| {
+            let wrong = self.wrong.address();
+            self.issue(stream, |on| {
+                kernels.check(on, from.address, from.len, n, wrong);
+            })
+        })
+    }
+
+    fn copy(&self, from: &DeviceRx, to: &mut DeviceTx, n: u64) -> Result<(), TransportError> {
+        let (stream, kernels) = (&self.streams[n as usize % 2], &self.kernels);
+        from.read_on(stream, |from| {
+            to.write_on(stream, |to| {
+                self.issue(stream, |on| {
+                    kernels.copy(on, to.address, from.address, from.len);
+                })
+            })
+        })?;
+        // Before its message, and with it.
+        if !n.is_multiple_of(3) {
+            to.send_ahead(from.len())?;
+        }
+        Ok(())
+    }
+
     fn wrong(&self) -> u64 {
         let mut count = PinnedBuffer::new(&self.device, 8).unwrap();
         let (stream, done) = (&self.streams[1], Event::new(&self.device).unwrap());
@@ -310,12 +405,21 @@ impl Stage {
         until(|| done.is_done().unwrap());
         u64::from_le_bytes(count.bytes().try_into().unwrap())
     }
+
+    fn hold(&self, cut: Cut) -> bool {
+        self.held.set(Some(cut));
+        true
+    }
+
+    fn wait_until_freed(&self, cut: Cut) {
+        lifetimes::wait_until_freed(&self.device, self.free, cut);
+    }
 }
 
 /// Sends payloads as fast as slots allow, and compares the answers.
-fn rank_0<B: OnGpu>(
+fn rank_0<B: Edges>(
     link: &mut TwoWay<B>,
-    stage: &Stage,
+    stage: &impl Computes<B>,
     chunks: u64,
 ) -> Result<(), TransportError> {
     let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::new(), Vec::new());
@@ -332,17 +436,13 @@ fn rank_0<B: OnGpu>(
         if sent < chunks && (bytes == 0 || lease.is_some()) {
             let payload = lease
                 .map(|mut lease| {
-                    lease.write_on(&stage.streams[0], |to| {
-                        stage
-                            .kernels
-                            .fill(stage.streams[0].raw(), to.address, bytes, sent);
-                        Ok::<_, TransportError>(())
-                    })?;
+                    stage.fill(&mut lease, bytes, sent)?;
                     Ok::<_, TransportError>(lease)
                 })
                 .transpose()?;
             let (message, stamp) = prepare(&mut composer, sent, bytes);
             let left = link
+                .out
                 .send(message, stamp, payload)
                 .map_err(|rejected| rejected.error)?;
             // Both ways of letting go of a send: waiting for it, and dropping it.
@@ -353,17 +453,7 @@ fn rank_0<B: OnGpu>(
         receiving.extend(hear(link, &mut lockstep, &mut inbox)?);
         if let Some((n, arrived)) = take_arrived(&mut receiving)? {
             if let Some(arrived) = arrived {
-                let stream = &stage.streams[1];
-                arrived.read_on(stream, |from| {
-                    stage.kernels.check(
-                        stream.raw(),
-                        from.address,
-                        bytes_of(n),
-                        n,
-                        stage.wrong.address(),
-                    );
-                    Ok::<_, TransportError>(())
-                })?;
+                stage.check(&arrived, n)?;
             }
             checked += 1;
         }
@@ -377,14 +467,14 @@ fn rank_0<B: OnGpu>(
 }
 
 /// Answers every payload with a copy of it.
-fn answer<B: OnGpu>(
+fn answer<B: Edges>(
     link: &mut TwoWay<B>,
-    stage: &Stage,
+    stage: &impl Computes<B>,
     chunks: u64,
 ) -> Result<(), TransportError> {
     let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::new(), Vec::new());
     let mut receiving = VecDeque::new();
-    let mut waiting: Option<(u64, Option<DeviceRx>)> = None;
+    let mut waiting: Option<Arrived<B::Rx>> = None;
     let mut answered = 0;
     while answered < chunks {
         receiving.extend(hear(link, &mut lockstep, &mut inbox)?);
@@ -398,25 +488,15 @@ fn answer<B: OnGpu>(
             let bytes = bytes_of(n);
             let output = match (&input, lease) {
                 (Some(input), Some(mut output)) => {
-                    let stream = &stage.streams[n as usize % 2];
-                    input.read_on(stream, |from| {
-                        output.write_on(stream, |to| {
-                            let kernels = &stage.kernels;
-                            kernels.copy(stream.raw(), to.address, from.address, bytes);
-                            Ok::<_, TransportError>(())
-                        })
-                    })?;
-                    // Before its message, and with it.
-                    if n % 3 > 0 {
-                        output.send_ahead(bytes)?;
-                    }
+                    stage.copy(input, &mut output, n)?;
                     Some(output)
                 }
                 _ => None,
             };
             let (message, stamp) = prepare(&mut composer, n, bytes);
             drop(
-                link.send(message, stamp, output)
+                link.out
+                    .send(message, stamp, output)
                     .map_err(|rejected| rejected.error)?
                     .payload,
             );
@@ -429,26 +509,15 @@ fn answer<B: OnGpu>(
     Ok(())
 }
 
-/// What moves payloads between GPUs.
-pub(crate) trait OnGpu:
-    Edges<Tx = DeviceTx, Rx = DeviceRx, Sending = Sending, Receiving = Receiving>
-{
-}
-
-impl<B> OnGpu for B where
-    B: Edges<Tx = DeviceTx, Rx = DeviceRx, Sending = Sending, Receiving = Receiving>
-{
-}
-
 /// A message, and the receive of its payload, if it has one.
-pub(crate) type Announced = (u64, Option<InFlight<Receiving>>);
+pub(crate) type Announced<B> = (u64, Option<InFlight<<B as Edges>::Receiving>>);
 
 /// The next message, if one was announced, and the receive of its payload, if it has one.
-pub(crate) fn hear<B: OnGpu>(
+pub(crate) fn hear<B: Edges>(
     link: &mut TwoWay<B>,
     lockstep: &mut Lockstep,
     inbox: &mut Vec<u8>,
-) -> Result<Option<Announced>, TransportError> {
+) -> Result<Option<Announced<B>>, TransportError> {
     if !link.poll_frame(inbox)? {
         return Ok(None);
     }
@@ -459,7 +528,7 @@ pub(crate) fn hear<B: OnGpu>(
 }
 
 /// Lets go of the sends at the head that are done.
-fn take_finished(sending: &mut VecDeque<InFlight<Sending>>) -> Result<(), TransportError> {
+fn take_finished<S: Submission>(sending: &mut VecDeque<InFlight<S>>) -> Result<(), TransportError> {
     while let Some(first) = sending.pop_front() {
         match first.complete().map_err(|failed| failed.error)? {
             Completion::Done(lease) => drop(lease),
@@ -472,10 +541,13 @@ fn take_finished(sending: &mut VecDeque<InFlight<Sending>>) -> Result<(), Transp
     Ok(())
 }
 
+/// A message whose payload is there, if it has one.
+type Arrived<P> = (u64, Option<P>);
+
 /// The first message that was announced, if its payload is there.
-pub(crate) fn take_arrived(
-    receiving: &mut VecDeque<Announced>,
-) -> Result<Option<(u64, Option<DeviceRx>)>, TransportError> {
+pub(crate) fn take_arrived<S: Submission>(
+    receiving: &mut VecDeque<(u64, Option<InFlight<S>>)>,
+) -> Result<Option<Arrived<S::Buffer>>, TransportError> {
     let Some((n, flight)) = receiving.pop_front() else {
         return Ok(None);
     };

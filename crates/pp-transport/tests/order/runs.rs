@@ -10,6 +10,7 @@ pub(crate) const CASE: Case = Case {
     eager: 4096,
     blocking: true,
     p2p: None,
+    host: None,
     cut: None,
 };
 
@@ -19,6 +20,18 @@ pub(crate) const P2P: Case = Case {
     p2p: Some(1),
     ..CASE
 };
+
+/// The same where the rank that answers is in host memory, or the one that sends.
+pub(crate) const BESIDE_HOST: [Case; 2] = [
+    Case {
+        host: Some(1),
+        ..P2P
+    },
+    Case {
+        host: Some(0),
+        ..P2P
+    },
+];
 
 fn judge(outcome: &Outcome, complete: bool) -> Report {
     check(
@@ -61,25 +74,41 @@ fn every_seed_and_depth_is_in_order_by_copy_engine() {
     }
 }
 
+#[test]
+fn every_seed_and_depth_is_in_order_beside_host_memory() {
+    for (seed, depth) in [(1, 1), (2, 2), (3, 4), (4, 8)] {
+        for case in BESIDE_HOST {
+            assert_proven(Case {
+                seed,
+                depth,
+                ..case
+            });
+        }
+    }
+}
+
 /// Each has slots and numbers of its own, so that it does not believe those of the one before.
 #[test]
 fn generations_have_nothing_in_common() {
-    let outcome = run(
-        Case {
-            p2p: Some(3),
-            ..P2P
-        },
-        "",
-    );
-    assert!(outcome.is_right, "{}", outcome.said);
-    // To connect is no work of the steady state.
-    let expect = Expect {
-        warm_up: usize::MAX,
-        ..Expect::default()
-    };
-    let report = check(&outcome.recordings, expect);
-    report.assert_clean();
-    assert_eq!(report.transfers as u64, CASE.chunks / 5 * 4 * 2 * 3);
+    let [to_host, from_host] = BESIDE_HOST;
+    for case in [P2P, to_host, from_host] {
+        let outcome = run(
+            Case {
+                p2p: Some(3),
+                ..case
+            },
+            "",
+        );
+        assert!(outcome.is_right, "{}", outcome.said);
+        // To connect is no work of the steady state.
+        let expect = Expect {
+            warm_up: usize::MAX,
+            ..Expect::default()
+        };
+        let report = check(&outcome.recordings, expect);
+        report.assert_clean();
+        assert_eq!(report.transfers as u64, CASE.chunks / 5 * 4 * 2 * 3);
+    }
 }
 
 #[test]
@@ -103,7 +132,8 @@ fn non_blocking_communicators_are_in_order() {
 
 #[test]
 fn a_long_run_is_in_order() {
-    for case in [CASE, P2P] {
+    let [to_host, from_host] = BESIDE_HOST;
+    for case in [CASE, P2P, to_host, from_host] {
         assert_proven(Case {
             chunks: 2000,
             depth: 4,
@@ -174,6 +204,19 @@ fn a_slot_used_too_early_is_seen() {
     assert_mostly_seen(CASE, "cuEventRecord:skip");
     assert_mostly_seen(CASE, "cuEventQuery:skip");
     assert_mostly_seen(P2P, "cuEventRecord:skip");
+}
+
+/// A copy ahead of the work before it, a header ahead of its copy, a reader ahead of its payload, a credit ahead of the last
+/// reader. Where the rank on the device answers, a few credits do no harm: an answer that has left says that its input was
+/// read.
+#[test]
+fn what_is_too_early_beside_host_memory_is_seen() {
+    let [to_host, from_host] = BESIDE_HOST;
+    for call in ["cuStreamWaitEvent", "cuEventRecord", "cuEventQuery"] {
+        let fault = format!("{call}:skip");
+        assert_seen(to_host, &fault, CALLS, Rule::Race);
+        assert_mostly_seen(from_host, &fault);
+    }
 }
 
 #[test]

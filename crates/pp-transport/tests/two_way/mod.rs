@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{Generation, Matched, Prepared, Rank, Stamp};
 use pp_testing::{HANG, until};
-use pp_transport::backend::{Abort, Backend, Connect, Connected, EdgeEnd, End, OnFrame, Peer};
+use pp_transport::backend::{Abort, Backend, Connect, EdgeEnd, End, OnFrame, Peer};
 use pp_transport::bell::Bell;
 use pp_transport::edge::{EdgeRx, EdgeTx, Edges, Sent};
 use pp_transport::error::TransportError;
@@ -140,7 +140,8 @@ impl<B: Backend> Met<B> {
     ) -> Result<(TwoWay<B>, Abort), TransportError> {
         let recorder = FlightRecorder::off();
         let connected = backend.connect(self.agreed, how(within, is_wanted, &recorder))?;
-        Ok(both(connected, self.bell))
+        let abort = connected.abort.expect("it has payloads");
+        Ok((both(connected.ends, self.bell), abort))
     }
 }
 
@@ -152,18 +153,19 @@ pub(crate) fn by_backend<B: Backend>(
 ) -> TwoWay<B> {
     let met = Met::new(backend, peer, ends);
     assert!(met.on_frame.is_none());
-    met.connect(backend, HANG, &|| true).unwrap().0
+    let recorder = FlightRecorder::off();
+    let connected = backend.connect(met.agreed, how(HANG, &|| true, &recorder));
+    both(connected.unwrap().ends, met.bell)
 }
 
-/// The edge up and that down, and what gives them up.
-fn both<B: Edges>(connected: Connected<B>, bell: Bell) -> (TwoWay<B>, Abort) {
+/// The edge up and that down.
+fn both<B: Edges>(ends: Vec<(u32, End<B>)>, bell: Bell) -> TwoWay<B> {
     let (mut out, mut incoming) = (None, None);
-    for (_, end) in connected.ends {
+    for (_, end) in ends {
         match end {
             End::Out(end) => out = Some(end),
             End::In(end) => incoming = Some(end),
         }
     }
-    let both = TwoWay::new(out.unwrap(), incoming.unwrap(), bell);
-    (both, connected.abort.expect("it has payloads"))
+    TwoWay::new(out.unwrap(), incoming.unwrap(), bell)
 }
