@@ -377,7 +377,7 @@ impl DeviceSlots {
 
 impl Drop for DeviceSlots {
     fn drop(&mut self) {
-        for slot in std::mem::take(&mut self.slots) {
+        for mut slot in std::mem::take(&mut self.slots) {
             // If the peer maps the slot, the peer's word is not enough to free its memory.
             if slot.far.is_none() && slot.is_quiet() && !self.is_dead() {
                 continue;
@@ -388,6 +388,10 @@ impl Drop for DeviceSlots {
                     bytes = slot.ptr().len,
                     "a slot is leaked: work without an event may use it"
                 );
+                if let Place::Own(_) = slot.place {
+                    // That work uses the buffer, and what lies at the other end goes with its streams.
+                    slot.far = None;
+                }
                 std::mem::forget(slot);
                 continue;
             }
