@@ -374,7 +374,7 @@ faults() {
 start_mps() {
     mps=$(program nvidia-cuda-mps-control) || { hindrance="nvidia-cuda-mps-control is not found"; return; }
     # A word of a command line names the daemon or a server. A process that has ended and waits to be reaped has none.
-    grep -qszE '^([^ ]*/)?nvidia-cuda-mps-(control|server)$' /proc/[0-9]*/cmdline && { hindrance="an MPS that is not ours runs"; return; }
+    grep -qszE '^([^ ]*/)?nvidia-cuda-mps-(control|server)$' /proc/[0-9]*/cmdline && { hindrance="another MPS runs; end it with: echo quit | nvidia-cuda-mps-control"; return; }
     mkdir "$work/mps" "$work/mps-log"
     under=(env CUDA_MPS_PIPE_DIRECTORY="$work/mps" CUDA_MPS_LOG_DIRECTORY="$work/mps-log")
     timeout 30 "${under[@]}" "$mps" -d >"$work/mps-log/start" 2>&1 </dev/null &&
@@ -419,11 +419,12 @@ mps_client() {
     has "$nvcc" mps-client held "needs nvcc" || return
     gpu_step 1 mps-client held 60 bash -c '"$0" -o fault "$1" || exit
         { cat "$3"; while tail -n +2 "$3"; do :; done; } 2>film | "$2" run --input - --pipeline encode@0,phase_b@1,phase_b@2,decode@0 \
-            --devices cpu,cuda:0,cuda:0 --restarts 5 2>said &
-        sleep 3; ./fault; code=$? began=${EPOCHREALTIME/[.,]/}
+            --devices cpu,cuda:0,cuda:0 --restarts 5 --output - 2>said > >(head -c 1000000 >/dev/null; : >flows; cat >/dev/null) &
+        until [[ -e flows ]]; do kill -0 "$!" && sleep 0.1 || exit; done
+        ./fault; code=$? began=${EPOCHREALTIME/[.,]/}
         wait "$!"; ended=$? ms=$(((${EPOCHREALTIME/[.,]/} - began) / 1000)); cat said
         echo "{\"what\":\"mps_client\",\"ms\":$ms}"
-        ((code == 0 && ended == 10 && ms < 1000)) && grep -q "error: shared device" said' \
+        ((code == 0 && ended == 12 && ms < 1000)) && grep -q "error: shared device" said' \
         "$nvcc" "$here/peers/client_fault.cu" "$pp" "$clip"
 }
 

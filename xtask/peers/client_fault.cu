@@ -2,7 +2,7 @@
 //
 //     nvcc -o client_fault client_fault.cu && ./client_fault
 //
-// The end is 0 if the GPU failed.
+// Exits with 0 if the GPU failed.
 __global__ void fail() { *reinterpret_cast<volatile int*>(8) = 1; }
 
 int main() {

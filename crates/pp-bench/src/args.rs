@@ -68,8 +68,8 @@ pub struct OverlapArgs {
     /// and for each group.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: Option<u32>,
-    /// What the stages do with their time; without it they sleep, and on GPUs spin there. On CPUs beside GPUs they sleep,
-    /// unless it is spin: then the GPUs spin, too.
+    /// What the stages do with their time. By default stages on CPUs sleep, and stages on GPUs spin there. Where CPUs stand
+    /// beside GPUs, this is for the GPUs, and the CPUs sleep; with spin both spin.
     #[arg(long, value_enum)]
     pub(crate) simulate: Option<Simulate>,
     /// How payloads travel between the ranks.

@@ -235,8 +235,8 @@ pub struct RunArgs {
     /// Stop after so many chunks, 1 to 18446744073709551615; by default at the end of the input.
     #[arg(long, value_name = "N", value_parser = whole(1..=u64::MAX))]
     pub(crate) chunks: Option<u64>,
-    /// Start lost ranks again up to so many times, 0 to 1000000, when one dies, falls silent or loses its GPU; the output
-    /// stays the same, bit for bit. Those of the source and of the sink are never started again.
+    /// Start lost ranks again up to so many times, 0 to 1000000, when one dies, falls silent or loses its GPU (under MPS
+    /// the job ends then); the output stays the same, bit for bit. Those of the source and of the sink are never started again.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=1_000_000_u32))]
     pub restarts: u32,
     /// Send the frames before each chunk again instead of keeping them at the stages.

@@ -35,7 +35,8 @@ wire_enum! {
         Drift = 11 => "drift",
         /// The command line, or the program that was written on this library, asks for what cannot be.
         Usage = 12 => "wrong usage",
-        /// A GPU failed for all processes on it, whichever of them the failure is of.
+        /// A GPU under NVIDIA's MPS failed, and with it every process on it. MPS does not say which process it was, and no rank is
+        /// started again.
         SharedDevice = 13 => "shared device",
     }
 }

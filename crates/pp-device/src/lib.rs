@@ -34,6 +34,7 @@ mod vmm;
 
 pub use copy::{Apart, Rows};
 pub use device::{About, Device, Memory};
+pub use driver::has_failed;
 pub use error::CudaError;
 pub use memory::{Allocation, DeviceBuffer, DevicePtr, PinnedBuffer};
 pub use module::{Function, LaunchConfig, Module};

@@ -188,10 +188,9 @@ pub trait Backend: Edges {
         None
     }
 
-    /// Returns the bytes of the device that are free. [`u64::MAX`] for host memory, or if the device does not say.
-    fn free_memory(&self) -> u64 {
-        u64::MAX
-    }
+    /// Returns the bytes of the device that are free, of all processes on it. Returns [`u64::MAX`] for host memory, or if the
+    /// driver does not say: then slots are not compared with it.
+    fn free_memory(&self) -> u64;
 
     /// Describes this backend.
     fn capabilities(&self) -> Capabilities;
@@ -251,6 +250,11 @@ pub trait Backend: Edges {
     /// # Errors
     /// The shape is not valid, or there is no memory for it.
     fn local(&mut self, shape: EdgeShape) -> Result<Self::Local, TransportError>;
+
+    /// Tells whether the device of this process has failed: whatever is issued to it fails from then on.
+    fn has_failed() -> bool {
+        false
+    }
 
     /// Tells whether no thread is inside the backend's library. The process may then run the library's exit handlers.
     fn is_at_rest() -> bool {

@@ -24,7 +24,7 @@ pub struct Capabilities {
     pub payload_moves: bool,
     /// Whether the bell rings for completions. If not, the caller must poll.
     pub completions_ring: bool,
-    /// Whether NVIDIA's MPS serves the GPU: the work of its processes overlaps, and a fault of one ends them all.
+    /// Whether NVIDIA's MPS serves the GPU: the work of its processes overlaps, and if one faults, all fail.
     pub is_under_mps: bool,
 }
 

@@ -364,6 +364,10 @@ impl Backend for GpuBackend {
         self.nccl.local(shape)
     }
 
+    fn has_failed() -> bool {
+        NcclBackend::has_failed()
+    }
+
     fn is_at_rest() -> bool {
         NcclBackend::is_at_rest()
     }

@@ -23,7 +23,7 @@ use crate::signal_names;
 /// | the contents of the input | as in a stage | [`FaultKind::BadInput`] | 3 |
 /// | a file | [`StageError::file`] with `?` | [`StageError::file`] | 4 |
 /// | an output | [`OutputError`](crate::output::OutputError) with `?` | the same | 4 |
-/// | a device or its library | as in a stage | [`FaultKind::Device`]: the rank may be started again | 10 |
+/// | a device or its library | as in a stage | [`FaultKind::Device`]: the rank may be started again, unless its GPU has failed under MPS | 10 |
 /// | anything else | [`anyhow::Error`] with `?` | [`FaultKind::Internal`] | 1 |
 ///
 /// *As in a stage* is [`StageError::new`] with that kind, and `?`.
@@ -43,6 +43,7 @@ use crate::signal_names;
 /// | 9 | something did not happen in time, such as the ranks meeting |
 /// | 10 | a device, its driver or its library failed or is not there |
 /// | 11 | the ranks drifted apart: bytes are not those that were sent |
+/// | 12 | a GPU failed under MPS, and with it every process on it |
 /// | 130, 143, 129 | interrupted by SIGINT, SIGTERM, SIGHUP |
 #[derive(Debug)]
 pub enum Error {
@@ -211,8 +212,9 @@ pub fn code_of(kind: FaultKind) -> u8 {
         FaultKind::PeerDied => 7,
         FaultKind::PeerMisbehaved => 8,
         FaultKind::TimedOut => 9,
-        FaultKind::Device | FaultKind::SharedDevice => 10,
+        FaultKind::Device => 10,
         FaultKind::Drift => 11,
+        FaultKind::SharedDevice => 12,
         FaultKind::Interrupted => 128 + SIGINT as u8,
         _ => 1,
     }

@@ -316,7 +316,9 @@ impl ThisRank<'_> {
         self.launch
     }
 
-    /// The device that the job names for it; none where the job names no devices.
+    /// The device that [`Job::devices`] names for this rank; `None` if the job names none. The program opens it: host memory
+    /// for [`DeviceName::Cpu`], GPU N of the visible ones for [`DeviceName::Cuda`], and GPU [`ThisRank::gpus_before`] for
+    /// [`DeviceName::NextCuda`], unless a launcher shows each rank its own GPU alone: then GPU 0.
     #[must_use]
     pub fn device(&self) -> Option<DeviceName> {
         self.devices.get(self.rank().get() as usize).copied()

@@ -12,6 +12,12 @@
 #![doc = include_str!("../../../examples/downstream/src/main.rs")]
 //! ```
 //!
+//! Its stage on a GPU stands on `pp-device` and `pp-transport`, too:
+//!
+//! ```ignore
+#![doc = include_str!("../../../examples/downstream/src/on_gpu.rs")]
+//! ```
+//!
 //! # What runs where
 //! [`Job::run`] calls its closure in the process of each rank. There [`ThisRank::run`] opens the stages that stand on the
 //! rank, and no others: the source on rank 0, which tells the other ranks what it found. [`Program::finish`] runs on rank 0

@@ -16,4 +16,4 @@ pub use pp_transport::host::{Host, HostGroup, RxLease, TxLease};
 pub use pp_transport::launch::LocalJob;
 
 pub use crate::output::StagedFile;
-pub use crate::{Config, Error, Finished, Job, Opened, Profile, Program};
+pub use crate::{Config, Elsewhere, Error, Finished, Job, Opened, Profile, Program};

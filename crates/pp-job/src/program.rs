@@ -44,7 +44,7 @@ impl<S> Opened<S, ()> {
     }
 }
 
-/// The source of a [`Program::between`]: there is none in this memory.
+/// Stands in for the source in a [`Program::between`]. There is no value of this type.
 #[derive(Debug)]
 pub struct Elsewhere<P>(Infallible, PhantomData<P>);
 
@@ -257,18 +257,21 @@ where
         let is_it = |known: &&mut Named<'p, B, S::Plan, T>| {
             *known.name == *stage.name && known.is_of_group == is_group
         };
-        let known = self.stages.iter_mut().find(is_it);
+        // What was added last counts: in a program between others it takes the place of a refusal.
+        let known = self.stages.iter_mut().rev().find(is_it);
         let known = known.expect("the pipeline was checked");
         (known.open)((stage, member), shape, bell)
     }
 }
 
 impl<'p, B: Edges, P: Plan + 'p, T> Program<'p, B, Elsewhere<P>, T> {
-    /// The program of ranks with another kind of memory than the source and the sink have: add the stages that work there.
-    /// `elsewhere` names those that do not. A rank runs the program for its memory ([`crate::ThisRank::device`]). The programs
-    /// of all ranks have the same payloads and the same type `T`.
+    /// Makes a program for ranks whose kind of memory is another one than that of the source and the sink, such as ranks on GPUs
+    /// beside a source on a CPU. Add each stage that works in this memory with [`Program::stage`]. `elsewhere` names the other
+    /// stages between source and sink, which stand on other ranks. A rank takes its program by [`crate::ThisRank::device`]. All
+    /// programs of a job have the same plan, the same `T` and the same [`Program::payloads`]. The types must be named:
+    /// `Program::<_, Elsewhere<MyPlan>, ()>::between("read", &["decode"], "write")`.
     ///
-    /// A rank with a stage that does not work in its memory ends the job with [`Error::Usage`].
+    /// A rank on which the source, the sink or a stage of `elsewhere` stands ends the job with [`Error::Usage`].
     #[must_use]
     pub fn between(source: &str, elsewhere: &[&str], sink: &str) -> Self {
         let named = source.to_owned();
@@ -289,7 +292,8 @@ impl<'p, B: Edges, P: Plan + 'p, T> Program<'p, B, Elsewhere<P>, T> {
 /// The error of a stage on a rank whose memory it does not work in.
 fn not_here(stage: &str) -> Error {
     Error::Usage(format!(
-        "{stage} does not work in the memory of its rank; give the rank another device, as in --devices cpu,cuda:0"
+        "the program has no stage {stage} for the device of its rank; let the pipeline put it on another rank, or name another \
+         device for this one (Job::devices)"
     ))
 }
 
@@ -315,13 +319,13 @@ pub struct Finished {
     pub wall: Duration,
     /// The signal that ended the run before the end of its input.
     pub interrupted: Option<u8>,
-    /// The GPUs that several ranks share.
+    /// The GPUs that two or more ranks of the job share; empty if none do.
     pub shared_devices: Vec<SharedDevice>,
 }
 
 impl Finished {
-    /// Writes the report as JSON: the run (`restarts`, `wall_ms`, `interrupted_by`), its measures, and the record of each
-    /// chunk.
+    /// Writes the report as JSON: the run (`restarts`, `wall_ms`, `interrupted_by`: the number of a signal or null, and
+    /// `shared_devices`: each a [`SharedDevice`]), its measures, and the record of each chunk.
     ///
     /// # Errors
     /// The file cannot be written.

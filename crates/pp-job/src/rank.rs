@@ -65,31 +65,30 @@ impl ThisRank<'_> {
             steps: briefing.steps,
             order: self.order(),
             flight: self.context.flight.recorder(),
+            has_failed: B::has_failed,
             ..RankOptions::new(self.pipeline.clone(), self.depth, backend.capabilities())
         };
         let shapes = self.shapes(briefing.context_chunks);
         let slot_bytes =
             |from: usize, to: usize| program.slot_bytes(self.pipeline, [from, to], &briefing.shape);
         let edges = self.edges(&shapes, slot_bytes);
-        if let Err(fault) = self.check_memory(&backend, &edges, &shapes, slot_bytes) {
-            return Err(give_up(joined, fault.into()));
-        }
-        let run = RankRun::new(self.rank(), stages, options, |from, to| {
-            backend.local(shapes.local((from, to), slot_bytes(from, to)))
+        let of_first = joined.as_ref().filter(|_| generation == 0);
+        let checked = self.check_memory(&backend, of_first, &edges, &shapes, slot_bytes);
+        let run = checked.and_then(|()| {
+            let run = RankRun::new(self.rank(), stages, options, |from, to| {
+                backend.local(shapes.local((from, to), slot_bytes(from, to)))
+            });
+            run.map_err(|error| {
+                let text = pp_contract::with_source(&error);
+                Fault::new(error.fault_kind(), self.rank(), "lay out the edges", text)
+            })
         });
         let mut run: RankRun<'_, B, S> = match run {
+            Err(fault) => return Err(give_up(joined, fault.into())),
             Ok(run) => run,
-            Err(error) => {
-                let text = pp_contract::with_source(&error);
-                let fault = Fault::new(error.fault_kind(), self.rank(), "lay out the edges", text);
-                return Err(give_up(joined, fault.into()));
-            }
         };
-        for (at, _) in self
-            .pipeline
-            .stages_at(self.rank())
-            .filter(|(at, _)| *at > 0)
-        {
+        let behind = self.pipeline.stages_at(self.rank());
+        for (at, _) in behind.filter(|(at, _)| *at > 0) {
             run.leader_holds(at, slot_bytes(at - 1, at));
         }
         let finished = restart::run(
@@ -288,15 +287,18 @@ impl ThisRank<'_> {
         Ok(())
     }
 
-    /// Refuses slots of this rank that take more than is free on its device.
+    /// Refuses slots of this rank that take more than is free on its device, before the first connection. Ranks that share a
+    /// device are added up later.
     fn check_memory(
         &self,
         backend: &impl Backend,
+        joined: Option<&JoinedRank>,
         edges: &[(Rank, Vec<EdgeEnd>)],
         shapes: &Shapes<'_>,
         slot_bytes: impl Fn(usize, usize) -> u64,
     ) -> Result<(), Fault> {
-        let Some((device, _)) = backend.device() else {
+        let is_alone = joined.is_some_and(JoinedRank::is_alone);
+        let Some((device, _)) = backend.device().filter(|_| is_alone) else {
             return Ok(());
         };
         let (own, stages) = (self.rank(), self.pipeline.stages());
@@ -311,6 +313,7 @@ impl ThisRank<'_> {
         let need = Need {
             slots,
             free: backend.free_memory(),
+            looked_ns: 0,
             is_under_mps: backend.capabilities().is_under_mps,
         };
         memory::check(&device, &[(own, need)])

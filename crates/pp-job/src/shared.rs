@@ -8,9 +8,9 @@ use serde::Serialize;
 /// A GPU that several ranks share.
 #[derive(Clone, Debug, Serialize)]
 pub struct SharedDevice {
-    /// Its UUID.
+    /// The UUID of the GPU, as `nvidia-smi -L` prints it.
     pub device: String,
-    /// The ranks.
+    /// The ranks on it, two or more, in ascending order.
     pub ranks: Vec<Rank>,
     /// Whether NVIDIA's MPS lets their work overlap. Otherwise the GPU serves them in turns.
     pub is_under_mps: bool,
@@ -24,7 +24,7 @@ impl fmt::Display for SharedDevice {
         f.write_str(match self.is_under_mps {
             true => " under MPS",
             false => {
-                ", which serves them in turns; NVIDIA's MPS lets their work overlap: nvidia-cuda-mps-control -d"
+                ", which serves them in turns; to let their work overlap, start NVIDIA's MPS: nvidia-cuda-mps-control -d"
             }
         })
     }

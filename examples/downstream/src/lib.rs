@@ -1,5 +1,7 @@
 //! The computations of the example: sound out of a spectrogram, at half its speed if that is wanted.
 
+use pp_job::prelude::*;
+
 pub mod on_gpu;
 
 /// Bins of a frame.
@@ -30,11 +32,33 @@ pub fn vocode(first: u64, mel: &[u8], samples: &mut [u8]) {
 }
 
 /// Writes each frame twice: the sound lasts twice as long.
-pub fn slow(samples: &[u8], twice: &mut [u8]) {
-    let frames = samples.chunks(HOP as usize * 4);
-    for (frame, to) in frames.zip(twice.chunks_mut(HOP as usize * 8)) {
-        let (first, second) = to.split_at_mut(frame.len());
+///
+/// # Errors
+/// As [`room_for_twice`].
+pub fn slow(samples: &[u8], twice: &mut [u8]) -> StageResult<()> {
+    room_for_twice(samples.len(), twice.len())?;
+    let frames = samples.chunks(FRAME);
+    for (frame, to) in frames.zip(twice.chunks_mut(2 * FRAME)) {
+        let (first, second) = to.split_at_mut(FRAME);
         first.copy_from_slice(frame);
-        second[..frame.len()].copy_from_slice(frame);
+        second.copy_from_slice(frame);
     }
+    Ok(())
+}
+
+/// Bytes of the samples of a frame.
+pub const FRAME: usize = HOP as usize * 4;
+
+/// Checks that so many bytes are whole frames, and that twice as many have room.
+///
+/// # Errors
+/// They are not, or have not: the stage in front does not make samples, or makes them twice already.
+pub fn room_for_twice(samples: usize, room: usize) -> StageResult<()> {
+    if samples.is_multiple_of(FRAME) && 2 * samples <= room {
+        return Ok(());
+    }
+    let what = format!(
+        "{samples} bytes are no frames of {FRAME} bytes, or do not fit twice into {room}; let slow stand once, behind vocode"
+    );
+    Err(StageError::new(FaultKind::Usage, "slow", what))
 }

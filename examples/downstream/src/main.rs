@@ -8,7 +8,6 @@ use std::io::{BufReader, Read as _, Write as _};
 
 use pp_example_downstream::on_gpu::{self, SlowOnGpu};
 use pp_example_downstream::{BINS, HOP, PIECE, slow, vocode};
-use pp_job::Elsewhere;
 use pp_job::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -187,7 +186,7 @@ fn main() -> std::process::ExitCode {
             })
             .stage("slow", |_, ()| {
                 Ok(OnHost::new(|chunk: Chunk<'_, Piece>, samples, twice| {
-                    slow(samples, twice);
+                    slow(samples, twice)?;
                     slowed(chunk.message.plan())
                 }))
             })
@@ -204,7 +203,11 @@ fn main() -> std::process::ExitCode {
             .devices(&devices);
         // Each rank runs the program for its memory.
         job.run(|rank| match rank.device() {
-            Some(DeviceName::Cuda(number)) => {
+            Some(gpu @ (DeviceName::Cuda(_) | DeviceName::NextCuda)) => {
+                let number = match gpu {
+                    DeviceName::Cuda(number) => number,
+                    _ => rank.gpus_before(),
+                };
                 let (device, backend) = on_gpu::open(number)?;
                 let program =
                     Program::<_, Elsewhere<Piece>, ()>::between("mel", &["vocode"], "play")
@@ -212,7 +215,7 @@ fn main() -> std::process::ExitCode {
                         .stage("slow", |_, ()| Ok(SlowOnGpu::new(&device, slowed)?));
                 rank.run(backend, Profile::new(), program)
             }
-            _ => rank.run(Host, Profile::new(), program),
+            Some(DeviceName::Cpu) | None => rank.run(Host, Profile::new(), program),
         })
     })
 }

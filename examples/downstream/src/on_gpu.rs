@@ -6,13 +6,13 @@ use pp_transport::gpu::{DeviceRx, DeviceTx};
 use pp_transport::gpu_backend::{GpuBackend, GpuTransport};
 use pp_transport::nccl::NcclBackend;
 
-use crate::HOP;
+use crate::{FRAME, room_for_twice};
 
 /// Writes each frame twice.
 pub struct SlowOnGpu<P> {
     stream: Stream,
-    /// What is said of the frames of a piece.
-    said: fn(&P) -> StageResult<Done>,
+    /// Describes what the stage makes of a piece.
+    describe: fn(&P) -> StageResult<Done>,
 }
 
 fn failed(error: CudaError) -> StageError {
@@ -25,7 +25,8 @@ fn part(of: DevicePtr, at: usize, len: usize) -> DevicePtr {
     DevicePtr { address, len }
 }
 
-/// Opens a GPU, and what moves payloads from and to it. Other ranks may be on GPUs or CPUs.
+/// Opens GPU `number` of the visible ones, and makes the backend that moves payloads to and from it. The other ranks may be on GPUs
+/// or on CPUs. The backend could say which transport it takes between two GPUs; here nobody wants to know.
 ///
 /// # Errors
 /// There is no such GPU, or its driver refuses.
@@ -41,9 +42,9 @@ impl<P> SlowOnGpu<P> {
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn new(on: &Device, said: fn(&P) -> StageResult<Done>) -> StageResult<Self> {
+    pub fn new(on: &Device, describe: fn(&P) -> StageResult<Done>) -> StageResult<Self> {
         let stream = on.bind().and_then(|()| Stream::new(on)).map_err(failed)?;
-        Ok(Self { stream, said })
+        Ok(Self { stream, describe })
     }
 }
 
@@ -57,16 +58,16 @@ impl<P: Plan> Stage<DeviceTx, DeviceRx> for SlowOnGpu<P> {
         input: Option<&DeviceRx>,
         output: &mut DeviceTx,
     ) -> StageResult<Progress<Done, Self::Kept>> {
-        let done = (self.said)(chunk.message.plan())?;
-        let (stream, frame) = (&self.stream, HOP as usize * 4);
+        let done = (self.describe)(chunk.message.plan())?;
+        let stream = &self.stream;
         let input = input.expect("each piece has samples");
         input.read_on(stream, |from| {
             output.write_on(stream, |to| {
-                for at in (0..from.len).step_by(frame) {
-                    for to in [part(to, 2 * at, frame), part(to, 2 * at + frame, frame)] {
-                        // SAFETY: both ranges lie in slots that are held until the stream has passed this copy: the first is a
-                        // frame of the payload, and the other slot has room for twice the frames of a piece.
-                        unsafe { stream.copy(part(from, at, frame), to) }.map_err(failed)?;
+                room_for_twice(from.len, to.len)?;
+                for at in (0..from.len).step_by(FRAME) {
+                    for to in [part(to, 2 * at, FRAME), part(to, 2 * at + FRAME, FRAME)] {
+                        // SAFETY: both ranges lie in slots, as was checked above, and these are held until the stream has passed this copy.
+                        unsafe { stream.copy(part(from, at, FRAME), to) }.map_err(failed)?;
                     }
                 }
                 StageResult::Ok(())

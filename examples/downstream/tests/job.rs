@@ -85,20 +85,25 @@ fn a_stage_on_a_cpu_or_on_a_gpu_makes_the_same_samples() {
     let (mut samples, mut expected) = (vec![0; (FRAMES * HOP * 4) as usize], Vec::new());
     vocode(0, &spectrogram(), &mut samples);
     expected.resize(2 * samples.len(), 0);
-    slow(&samples, &mut expected);
-    let run = |devices: &str| {
+    slow(&samples, &mut expected).unwrap();
+    let run = |pipeline: &str, devices: &str| {
         let output = folder.file("slow.f32");
         let mut command = vocoder(&input, &output);
         Fakes::newest().give_to(command.args([pipeline, devices]));
         run(&mut command, None)
     };
     for devices in ["", "cpu,cpu", "cpu,cuda:0"] {
-        run(devices).succeeded();
+        run(pipeline, devices).succeeded();
         let output = fs::read(folder.file("slow.f32")).unwrap();
         assert!(output == expected, "{devices}: the samples differ");
     }
-    let told = "mel does not work in the memory of its rank; give the rank another device";
-    run("cuda:0,cpu").ended(2, &[told]);
+    let twice = "mel@0 -> vocode@0 -> slow@1 -> slow@1 -> play@0";
+    for devices in ["cpu,cpu", "cpu,cuda:0"] {
+        let told = "do not fit twice into 16384";
+        run(twice, devices).ended(2, &[told]);
+    }
+    let told = "the program has no stage mel for the device of its rank";
+    run(pipeline, "cuda:0,cpu").ended(2, &[told]);
 }
 
 #[test]

@@ -196,7 +196,10 @@ fn check(args: &OverlapArgs) -> Result<(), Error> {
         (gpus, Some(Simulate::Spin))
             if gpus.is_on_gpus() && args.devices.iter().all(|device| device.is_gpu()) =>
         {
-            refuse("--simulate spin keeps a core busy; on GPUs use gpu-spin, gemm, hbm, or sleep")
+            refuse(
+                "--simulate spin keeps a core busy, and no rank is on a CPU; use gpu-spin, gemm, hbm or sleep, or name a cpu in \
+                 --devices",
+            )
         }
         (gpus, _) if gpus.is_on_gpus() && args.touch => {
             refuse("--touch writes and reads host memory; use it with --transport host")

@@ -217,8 +217,8 @@ fn gpus() -> Finding {
         1 if devices[0].about().has_mps => Good(names.join(", ")),
         1 => Note(
             names.join(", "),
-            "pp run puts one rank on it; ranks that share it (--devices cuda:0,cuda:0) take turns unless MPS runs: \
-             nvidia-cuda-mps-control -d",
+            "pp run puts one rank on it; ranks that share it (--devices cuda:0,cuda:0) take turns; to let their work \
+             overlap, start NVIDIA's MPS: nvidia-cuda-mps-control -d",
         ),
         _ => Good(format!("{}; {}", names.join(", "), between(&devices))),
     }

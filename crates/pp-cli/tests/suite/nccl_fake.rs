@@ -470,7 +470,7 @@ fn ranks_share_a_gpu_that_is_named_for_each_of_them() {
         (
             "p2p",
             "0",
-            ", which serves them in turns; NVIDIA's MPS lets",
+            ", which serves them in turns; to let their work overlap, start",
         ),
         ("auto", "1", " under MPS\n"),
     ] {
@@ -562,10 +562,12 @@ fn a_spoiled_run_is_noticed() {
 #[test]
 fn slots_of_all_ranks_on_a_gpu_are_added_up_before_they_are_made() {
     let (folder, _, _) = files("gpu_memory", &video(33, 19, "420jpeg", 11));
-    let refused = |code, devices, memory: u64| {
-        let more = [&COPY[..], &["--devices", devices]].concat();
-        let mut command = run_over("p2p", &folder, &more);
+    let refused = |code, gpus, memory: u64| {
+        let pipeline = "encode@0,phase_b@1,phase_b@2,decode@0 --denoise-steps 2 --devices cuda:2,";
+        let more = format!("--pipeline {pipeline}{gpus}");
+        let mut command = run_over("p2p", &folder, &words(&more));
         let memory = memory.to_string();
+        command.env("PP_FAKE_DEVICES", "3");
         run(command.env("PP_FAKE_MEMORY", memory), None)
             .ended(code, &[])
             .stderr
@@ -574,24 +576,19 @@ fn slots_of_all_ranks_on_a_gpu_are_added_up_before_they_are_made() {
         let (_, behind) = text.split_once(before).unwrap_or_else(|| panic!("{text}"));
         behind.split(' ').next().unwrap().parse().unwrap()
     };
-    for kernels_fail in ["cuda:0,cuda:1", "cuda:0,cuda:0"] {
-        let told = refused(10, kernels_fail, 40_000);
-        assert!(
-            told.contains("of the device's 40000 bytes are free"),
-            "{told}"
-        );
-    }
-    // The kernels of rank 1 leave too little for its own slots.
-    let memory = 400_000;
-    let told = refused(3, "cuda:0,cuda:0", memory);
+    let kernels_fail = refused(10, "cuda:0,cuda:1", 40_000);
+    let told = "of the device's 40000 bytes are free";
+    assert!(kernels_fail.contains(told), "{kernels_fail}");
+    // The kernels of a rank leave too little for its slots.
+    let memory = 700_000;
+    let told = refused(2, "cuda:0,cuda:1", memory);
+    let (slots, free) = (number(&told, " take "), number(&told, "bytes, and "));
     assert!(
-        told.contains("rank 1: count the memory of a device"),
+        told.contains(&format!("({slots} bytes for rank ")),
         "{told}"
     );
-    let (slots, free) = (number(&told, " take "), number(&told, "rank 1, and "));
-    assert!(slots > free, "{told}");
-    // Now there is enough for them, and not for those of rank 0 beside them. Each fake process counts its own memory.
-    let told = refused(3, "cuda:0,cuda:0", memory + slots - free);
-    let both = format!("bytes for rank 0, {slots} bytes for rank 1, and {slots} bytes are free");
-    assert!(told.contains(&both), "{told}");
+    // Now there is enough for one rank, and not for both. Each fake process counts its own memory.
+    let told = refused(2, "cuda:0,cuda:0", memory + slots - free);
+    let both = ["bytes for rank 1, ", "bytes for rank 2)"];
+    assert!(both.iter().all(|rank| told.contains(rank)), "{told}");
 }

@@ -343,10 +343,10 @@ fn under_mps_a_rank_whose_device_fails_ends_the_job() {
     let mut command = on_gpus(&fakes, &folder, BESIDE_A_CPU[0], &args);
     command.env("PP_FAKE_MPS", "1");
     command.env("PP_FAKE_FAULTS", "cuLaunchKernel:12:719");
-    let ended = run(&mut command, Some(video(64, 48, "mono", 60))).ended(10, &[]);
+    let ended = run(&mut command, Some(video(64, 48, "mono", 60))).ended(12, &[]);
     let told = [
         "shared device: rank ",
-        "a client of this GPU failed, which MPS tells all clients",
+        "a client of this GPU failed; MPS reports that to all clients",
     ];
     assert_has(&ended.stderr, &told);
     assert!(!ended.stderr.contains("of 2 times"), "{}", ended.stderr);

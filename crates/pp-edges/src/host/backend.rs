@@ -52,6 +52,10 @@ impl Backend for Host {
     type Agreed = Vec<(u32, End<Self>)>;
     type AgreedGroup = GroupMemory;
 
+    fn free_memory(&self) -> u64 {
+        u64::MAX
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: "host",

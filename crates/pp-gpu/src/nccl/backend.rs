@@ -52,7 +52,8 @@ impl NcclBackend {
         backend
     }
 
-    /// Returns a backend for a job of one rank. It makes edges within the rank, and needs no NCCL.
+    /// Returns a backend without NCCL. By itself it makes edges within one rank. In a [`GpuBackend`](crate::GpuBackend) it serves
+    /// any number of ranks: NCCL is loaded when an edge or a group first needs it.
     pub fn alone(device: Device) -> Self {
         Self {
             device,
@@ -270,6 +271,10 @@ impl Backend for NcclBackend {
 
     fn local(&mut self, shape: EdgeShape) -> Result<DeviceLocal, TransportError> {
         DeviceLocal::new(&self.device, shape)
+    }
+
+    fn has_failed() -> bool {
+        pp_device::has_failed()
     }
 
     fn is_at_rest() -> bool {

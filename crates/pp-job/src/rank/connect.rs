@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use pp_contract::pipeline::EdgeSpec;
 use pp_contract::{Fault, Generation, Pipeline, Rank, with_source};
+use pp_runtime::clock::now_ns;
+use pp_runtime::driver::of_all_clients;
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{OnStuck, Watch};
 use pp_transport::backend::{
@@ -53,7 +55,10 @@ impl JoinedRank {
         let (agreed, agreed_groups, on_frame) = match self.agree(backend, (pipeline, edges), &bell)
         {
             Ok(agreed) => agreed,
-            Err(fault) => return Err(self.give_up(fault.into())),
+            Err(fault) => {
+                let fault = of_own_device(fault, self.own, backend);
+                return Err(self.give_up(fault.into()));
+            }
         };
         let (rank, generation) = (self.own, self.generation);
         let (failover, context) = (self.failover.clone(), self.context.clone());
@@ -98,6 +103,7 @@ impl JoinedRank {
             let text = with_source(&error);
             let operation = format!("connect over {}", backend.capabilities().name);
             let fault = Fault::new(error.fault_kind(), rank, &operation, text);
+            let fault = of_own_device(fault, rank, backend);
             // The backend may learn first that a peer is gone, and says it in words of its own.
             let _ = switch.verdict();
             if let Some(failover) = &failover {
@@ -138,6 +144,7 @@ impl JoinedRank {
             self.add_up_memory(Need {
                 slots: bytes_of(edges),
                 free: backend.free_memory(),
+                looked_ns: now_ns(),
                 is_under_mps: backend.capabilities().is_under_mps,
             })?;
         }
@@ -190,6 +197,14 @@ impl JoinedRank {
         self.context.flight.follow(&switch);
         let watch = self.set_up.run(switch.clone(), on_frame, on_stuck)?;
         Ok((switch, watch))
+    }
+}
+
+/// A fault while this rank connects: under MPS that of a failed GPU is one of all processes on it.
+fn of_own_device<B: Backend>(fault: Fault, own: Rank, backend: &B) -> Fault {
+    match fault.rank == own && backend.capabilities().is_under_mps {
+        true => of_all_clients(fault, B::has_failed),
+        false => fault,
     }
 }
 

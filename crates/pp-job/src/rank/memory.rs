@@ -23,10 +23,18 @@ const WHAT: &str = "count the memory of a device";
 pub(super) struct Need {
     pub(super) slots: u64,
     pub(super) free: u64,
+    /// When it looked, on the monotonic clock of the host.
+    pub(super) looked_ns: u64,
     pub(super) is_under_mps: bool,
 }
 
 impl JoinedRank {
+    /// Says whether this rank shares its device with no other one.
+    pub(super) fn is_alone(&self) -> bool {
+        let all = shared(&self.devices);
+        all.iter().all(|(_, ranks)| !ranks.contains(&self.own))
+    }
+
     /// Waits until rank 0 has added up the slots of all ranks that share a device, and says that they do. Does nothing if no
     /// two ranks share one.
     ///
@@ -37,7 +45,7 @@ impl JoinedRank {
         let shares = |rank| sharing.iter().any(|(_, ranks)| ranks.contains(&rank));
         if self.own != RANK_0 {
             if shares(self.own) {
-                let body = serde_json::to_vec(&own).expect("two numbers");
+                let body = serde_json::to_vec(&own).expect("a struct of numbers");
                 self.tell(RANK_0, &body)?;
                 self.set_up.frame(RANK_0, WHAT)?;
             }
@@ -98,8 +106,9 @@ fn shared(devices: &[Option<Text<64>>]) -> Vec<(Text<64>, Vec<Rank>)> {
 /// Refuses slots that take more than is free on their device. Each rank looked before any of the slots was made.
 pub(super) fn check(device: &str, needs: &[(Rank, Need)]) -> Result<(), Fault> {
     let total: u128 = needs.iter().map(|(_, need)| u128::from(need.slots)).sum();
-    // Whoever looked last saw all that the others hold.
-    let free = needs.iter().map(|(_, need)| need.free).min().unwrap_or(0);
+    // Whoever looked last saw all that the stages of the others hold, and nothing that they held for a while.
+    let last_look = needs.iter().max_by_key(|(_, need)| need.looked_ns);
+    let free = last_look.map_or(0, |(_, need)| need.free);
     let Some((last, _)) = needs.last().filter(|_| total > u128::from(free)) else {
         return Ok(());
     };
@@ -109,10 +118,10 @@ pub(super) fn check(device: &str, needs: &[(Rank, Need)]) -> Result<(), Fault> {
         let _ = write!(all, "{comma}{} bytes for rank {rank}", need.slots);
     }
     let what = format!(
-        "the slots on {device} take {all}, and {free} bytes are free; use a smaller --depth or --frames-per-chunk, give a rank \
-         another device, or end what else uses the GPU"
+        "the payload slots on {device} take {total} bytes, and {free} bytes are free; lower the depth (--depth) or the bytes of a payload \
+         (--frames-per-chunk), or end other programs on the GPU ({all})"
     );
-    Err(Fault::new(FaultKind::BadInput, *last, WHAT, what))
+    Err(Fault::new(FaultKind::Usage, *last, WHAT, what))
 }
 
 #[cfg(test)]
@@ -127,18 +136,19 @@ mod tests {
         let found = shared(&devices.map(|device| device.map(name)));
         assert_eq!(found, [(name("a"), ranks.clone())]);
         let needs = |free| {
-            let is_under_mps = false;
-            let need = |slots, free| Need {
+            let need = |slots, free, looked_ns| Need {
                 slots,
                 free,
-                is_under_mps,
+                looked_ns,
+                is_under_mps: false,
             };
-            [(ranks[0], need(60, free + 5)), (ranks[1], need(40, free))]
+            [(ranks[0], need(60, free, 2)), (ranks[1], need(40, 1, 1))]
         };
         check("a", &needs(100)).unwrap();
         let fault = check("a", &needs(99)).unwrap_err();
-        let told =
-            "the slots on a take 60 bytes for rank 0, 40 bytes for rank 3, and 99 bytes are free";
+        let told = "the payload slots on a take 100 bytes, and 99 bytes are free";
         assert!(fault.detail.starts_with(told), "{fault}");
+        let all = "(60 bytes for rank 0, 40 bytes for rank 3)";
+        assert!(fault.detail.ends_with(all), "{fault}");
     }
 }

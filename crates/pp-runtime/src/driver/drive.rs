@@ -51,7 +51,7 @@ where
             return Ok(Driven::Finished);
         };
         let may_go_on = self.core.ending() != Ending::Aborted && self.options.keeps();
-        let fault = verdict(self.of_all_clients(fault), switch, may_go_on);
+        let fault = self.of_all_clients(verdict(fault, switch, may_go_on));
         switch.raise(fault.clone());
         let is_lost = may_go_on
             && fault.kind.is_worth_a_restart()

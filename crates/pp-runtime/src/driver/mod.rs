@@ -27,5 +27,5 @@ mod work;
 
 pub use self::drive::Driven;
 pub use self::options::RankOptions;
-pub use self::rank::{RankRun, Summary};
+pub use self::rank::{RankRun, Summary, of_all_clients};
 pub use self::work::{BoxedStage, NoSource, Stages};

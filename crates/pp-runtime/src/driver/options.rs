@@ -24,6 +24,8 @@ pub struct RankOptions {
     pub steps: u16,
     /// What carries the payloads.
     pub capabilities: Capabilities,
+    /// Says whether the device of this process has failed.
+    pub has_failed: fn() -> bool,
     /// In which order this rank works. A fixed one takes no restarts.
     pub order: Order,
     /// Keeps the latest messages of this rank.
@@ -40,6 +42,7 @@ impl RankOptions {
             context_chunks: 0,
             steps: 1,
             capabilities,
+            has_failed: || false,
             order: Order::Streaming,
             flight: FlightRecorder::off(),
         }

@@ -174,23 +174,12 @@ where
         ends
     }
 
-    /// Under MPS, makes a fault of this rank's device one of all processes on it: no other process would do better.
+    /// As the function of that name, for a fault of this rank.
     pub(super) fn of_all_clients(&self, fault: Fault) -> Fault {
-        let is_own = fault.kind == FaultKind::Device && fault.rank == self.rank;
-        if !is_own || !self.options.capabilities.is_under_mps {
-            return fault;
+        match fault.rank == self.rank && self.options.capabilities.is_under_mps {
+            true => of_all_clients(fault, self.options.has_failed),
+            false => fault,
         }
-        let detail = format!(
-            "a client of this GPU failed, which MPS tells all clients, and not which of them it was; start the job anew once \
-             all have ended: {}",
-            fault.detail.as_str()
-        );
-        Fault::new(
-            FaultKind::SharedDevice,
-            fault.rank,
-            &fault.operation,
-            detail,
-        )
     }
 
     /// Returns the ranks to which there are edges, each once.
@@ -288,4 +277,25 @@ where
             restart.served_ns.get_or_insert_with(now_ns);
         }
     }
+}
+
+/// Under MPS, turns a fault of this rank into [`FaultKind::SharedDevice`] if its GPU has failed: the GPU has failed for every process
+/// on it, and another process would fail, too.
+#[must_use]
+pub fn of_all_clients(fault: Fault, has_failed: fn() -> bool) -> Fault {
+    let may_be = matches!(fault.kind, FaultKind::Device | FaultKind::Plugin);
+    if !may_be || !has_failed() {
+        return fault;
+    }
+    let detail = format!(
+        "a client of this GPU failed; MPS reports that to all clients and does not say which of them failed; run the job again when \
+         all of them have ended: {}",
+        fault.detail.as_str()
+    );
+    Fault::new(
+        FaultKind::SharedDevice,
+        fault.rank,
+        &fault.operation,
+        detail,
+    )
 }

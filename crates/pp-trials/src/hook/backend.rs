@@ -50,6 +50,14 @@ impl<B: Breakable> Backend for FaultyBackend<B> {
         self.inner.device()
     }
 
+    fn free_memory(&self) -> u64 {
+        self.inner.free_memory()
+    }
+
+    fn has_failed() -> bool {
+        B::has_failed()
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }

@@ -75,6 +75,14 @@ impl<B: Backend> Backend for Rendezvous<B> {
         self.0.device_settings()
     }
 
+    fn free_memory(&self) -> u64 {
+        self.0.free_memory()
+    }
+
+    fn has_failed() -> bool {
+        B::has_failed()
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.0.capabilities()
     }
