@@ -11,11 +11,14 @@ use pp_testing::{Toy, ToySink, ToySource, bytes, done, options, run_ranks};
 const CHUNKS: u64 = 100_000;
 const WARM: u64 = 1_000;
 
-/// Bytes of this process that are in memory.
+/// Bytes of this process that are in memory and are no pages of files: the kernel takes those away and brings them back.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
-    pages * rustix::param::page_size() as u64
+    let pages: Vec<u64> = statm
+        .split(' ')
+        .map_while(|word| word.parse().ok())
+        .collect();
+    (pages[1] - pages[2]) * rustix::param::page_size() as u64
 }
 
 #[test]
