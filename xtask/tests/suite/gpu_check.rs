@@ -450,7 +450,8 @@ chmod +x "$2""#,
     let found = why();
     drop(other.stdin.take());
     other.wait().unwrap();
-    assert_eq!(found, "an MPS that is not ours runs");
+    let remedy = "another MPS runs; end it with: echo quit | nvidia-cuda-mps-control";
+    assert_eq!(found, remedy);
     bundle.program("path/nvidia-cuda-mps-control", "echo no daemon >&2; exit 1");
     assert_eq!(why(), "MPS cannot start: no daemon");
 }
