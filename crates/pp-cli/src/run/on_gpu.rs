@@ -256,9 +256,10 @@ impl Kernels for GpuStage {
         });
         // Also where that failed: some of it may have been issued.
         let noted = noise.as_ref().map(|(copy, _)| copy.is_used_by(stream));
-        used_by(frames, stream).map_err(&on_error)?;
-        noted.transpose().map_err(&on_error)?;
+        let used = used_by(frames, stream);
         issued?;
+        used.map_err(&on_error)?;
+        noted.transpose().map_err(&on_error)?;
         let noise = noise.map(|(copy, place)| (copy, place.len()));
         Ok(Progress::UnderWay(Encoding { work, noise }))
     }
@@ -308,8 +309,9 @@ impl Kernels for GpuStage {
             unsafe { session.decode(plan, &input, &mut views) }.map_err(failed(blame, name))
         });
         // Also where that failed: some of it may have been issued.
-        used_by(&frames, stream).map_err(&on_error)?;
+        let used = used_by(&frames, stream);
         issued?;
+        used.map_err(&on_error)?;
         work.close(stream).map_err(&on_error)?;
         Ok(Progress::UnderWay(Decoding { frames, work }))
     }

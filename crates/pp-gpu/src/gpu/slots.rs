@@ -174,17 +174,21 @@ impl Slot {
     /// Runs `issue`, then `wait`, and records the work event behind both. The slot is lost if the event is not
     /// recorded, because `wait` or recording fails or `issue` panics. An error of `issue` loses no slot, and may leave
     /// work issued: the event covers that work.
-    fn recorded<R>(
+    fn recorded<R, E: From<TransportError>>(
         &self,
         stream: &Stream,
-        issue: impl FnOnce() -> R,
+        issue: impl FnOnce() -> Result<R, E>,
         wait: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<R, TransportError> {
+    ) -> Result<Result<R, E>, E> {
         let unrecorded = Unrecorded(self);
         self.has_work.store(true, Ordering::Release);
         let issued = issue();
-        wait()?;
-        self.work.record(stream)?;
+        if let Err(error) = wait().and_then(|()| self.work.record(stream)) {
+            // A context that has failed refuses all that follows. What failed first is the reason.
+            return Err(issued
+                .err()
+                .unwrap_or_else(|| TransportError::from(error).into()));
+        }
         std::mem::forget(unrecorded);
         Ok(issued)
     }
