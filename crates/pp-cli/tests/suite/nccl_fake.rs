@@ -279,7 +279,6 @@ fn what_fails_in_the_driver_or_in_nccl_is_named() {
         ncclCommInitRankConfig:1:2 | rank; ncclCommInitRankConfig
         ncclSend:20:1 | ncclSend; ncclUnhandledCudaError
         ncclRecv:20:3 | ncclRecv; ncclInternalError
-        asyncError:5:6 | ncclRemoteError
         cuEventQuery:100:719 | cuEventQuery; CUDA_ERROR_LAUNCH_FAILED
         cuLaunchKernel:30:719 | cuLaunchKernel; CUDA_ERROR_LAUNCH_FAILED
     ",
@@ -289,6 +288,11 @@ fn what_fails_in_the_driver_or_in_nccl_is_named() {
             .failed(10, &told.split("; ").collect::<Vec<_>>());
         assert!(!output.exists(), "{fault}: half an output has a name");
     }
+    // Ranks look for this one when they have asked for completions in vain, however long that takes.
+    let mut command = on_fakes(endless("300000", "0.5"), &Fakes::newest(), &folder);
+    command.args(["--transport", "nccl"]);
+    command.env("PP_FAKE_FAULTS", "asyncError:5:6");
+    run(&mut command, None).failed(10, &["ncclRemoteError"]);
 }
 
 #[test]
