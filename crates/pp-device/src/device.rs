@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
-use crate::driver::{Driver, Handle, call};
+use crate::driver::{Driver, Handle, call, has_failed};
 use crate::error::{CudaError, NO_DEVICE, NOT_INITIALIZED};
 
 /// The devices that this process opened: it has one primary context of each.
@@ -68,6 +68,14 @@ thread_local! {
     /// Libraries that change it (NCCL, kernels) should put it back, and not all do: a stream, an
     /// event or memory that exists is right all the same, but what is made must not rely on it.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Says whether a GPU of this process is under MPS and the context of this thread can do nothing any more: then every process on
+/// that GPU has failed. Never waits.
+#[must_use]
+pub fn has_failed_for_all() -> bool {
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    opened.iter().any(|device| device.about().has_mps) && has_failed()
 }
 
 impl Device {

@@ -2,7 +2,6 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys;
 
@@ -98,19 +97,13 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// A call has told that the context of this process can do nothing any more.
-static FAILED: AtomicBool = AtomicBool::new(false);
-
-/// Says whether the context of this process can do nothing any more: the driver has told so, or tells it now, where a context is
-/// current. Never waits.
-#[must_use]
-pub fn has_failed() -> bool {
+/// Says whether the context of this thread can do nothing any more. Never waits.
+pub(crate) fn has_failed() -> bool {
     let Some(driver) = DRIVER.get() else {
         return false;
     };
     // SAFETY: the default stream of the current context; without a context the driver refuses.
-    let code = unsafe { (driver.cuStreamQuery)(std::ptr::null_mut()) };
-    is_of_context(code) || FAILED.load(Ordering::Relaxed)
+    is_of_context(unsafe { (driver.cuStreamQuery)(std::ptr::null_mut()) })
 }
 
 /// Says whether this result is of the context, whatever was called: of an address, an instruction or a launch that failed on
@@ -180,9 +173,6 @@ impl Driver {
     pub(crate) fn check(&self, function: &'static str, code: c_int) -> Result<(), CudaError> {
         if code == 0 {
             return Ok(());
-        }
-        if is_of_context(code) {
-            FAILED.store(true, Ordering::Relaxed);
         }
         let (name, text) = self.words(code);
         Err(CudaError::Call {

@@ -33,8 +33,7 @@ mod table;
 mod vmm;
 
 pub use copy::{Apart, Rows};
-pub use device::{About, Device, Memory};
-pub use driver::has_failed;
+pub use device::{About, Device, Memory, has_failed_for_all};
 pub use error::CudaError;
 pub use memory::{Allocation, DeviceBuffer, DevicePtr, PinnedBuffer};
 pub use module::{Function, LaunchConfig, Module};

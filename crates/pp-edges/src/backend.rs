@@ -251,8 +251,8 @@ pub trait Backend: Edges {
     /// The shape is not valid, or there is no memory for it.
     fn local(&mut self, shape: EdgeShape) -> Result<Self::Local, TransportError>;
 
-    /// Tells whether the device of this process has failed: whatever is issued to it fails from then on.
-    fn has_failed() -> bool {
+    /// Tells whether the device of this process has failed, and with it that of every process there, as under NVIDIA's MPS.
+    fn has_failed_for_all() -> bool {
         false
     }
 

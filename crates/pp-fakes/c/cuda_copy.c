@@ -49,11 +49,6 @@ static void run(struct stream *s, void *argument) {
     free(c);
 }
 
-/* Host memory that other processes have, too. */
-static bool is_shared(const struct allocation *a) {
-    return a && !a->freed && a->kind == REGISTERED && a->mapped;
-}
-
 /* Queues a copy; `wait` makes it one of the synchronous calls. */
 static int queue(const char *name, struct copy copy, void *handle, bool wait) {
     struct context *c;
@@ -69,7 +64,7 @@ static int queue(const char *name, struct copy copy, void *handle, bool wait) {
                      (unsigned long long)extent(copy.width, copy.height, copy.from_pitch));
         struct allocation *target = fake_find(copy.to);
         const char *whose = target && target->kind == MAPPED && target->of_peer ? " peer=1" : "";
-        if (is_shared(target) || (copy.value < 0 && is_shared(fake_find(copy.from)))) whose = " shared=1";
+        if (fake_is_shared(target) || (copy.value < 0 && fake_is_shared(fake_find(copy.from)))) whose = " shared=1";
         ppfake_record("%s st=%d%s w=%#llx:%llu%s", name, s->id, reads, (unsigned long long)copy.to, to_bytes,
                       whose);
         struct copy *kept = malloc(sizeof *kept);

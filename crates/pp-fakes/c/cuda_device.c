@@ -75,6 +75,11 @@ void fake_poison(int device, int code) {
     if (context && !context->sticky) context->sticky = code;
 }
 
+int fake_fail(int code) {
+    if (code >= 700 && code < 720) fake_poison(ppfake_current_device(), code);
+    return code;
+}
+
 EXPORT int cuInit(unsigned flags) {
     FAULT_POINT("cuInit");
     if (flags) return INVALID_VALUE;

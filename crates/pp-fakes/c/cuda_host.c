@@ -132,12 +132,15 @@ EXPORT int cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags) {
     return code;
 }
 
+bool fake_is_shared(const struct allocation *a) {
+    return a && !a->freed && a->kind == REGISTERED && a->mapped;
+}
+
 EXPORT int cuMemHostUnregister(void *host) {
     FAULT_POINT("cuMemHostUnregister");
     ppfake_lock();
     struct allocation *a = live(host);
-    bool is_shared = a && a->kind == REGISTERED && a->mapped;
-    if (is_shared && backing_of(a->at, 1).inode != backing_of((uintptr_t)a->shadow, 1).inode)
+    if (fake_is_shared(a) && backing_of(a->at, 1).inode != backing_of((uintptr_t)a->shadow, 1).inode)
         ppfake_record("Fault what=unmapped_before addr=%#llx", (unsigned long long)a->at);
     ppfake_unlock();
     return end_host(host, REGISTERED, "cuMemHostUnregister");

@@ -87,7 +87,7 @@ EXPORT struct fault ppfake_fault(const char *function);
     } while (0)
 #define FAULT_TAKES(fault)                                   \
     do {                                                     \
-        if ((fault).kind == FAULT_CODE) return (fault).code; \
+        if ((fault).kind == FAULT_CODE) return fake_fail((fault).code); \
         if ((fault).kind == FAULT_SKIP) return OK;           \
         if ((fault).kind == FAULT_HANG) fake_hang();         \
     } while (0)
@@ -128,6 +128,7 @@ EXPORT int ppfake_current_device(void); /* -1: no context is current on this thr
 /* The current context, or the code to return: the first test of nearly every call. */
 int fake_current(struct context **context);
 void fake_poison(int device, int code);
+int fake_fail(int code); /* gives the code; a fault of a kernel stays with the context */
 
 /* cuda_memory.c */
 struct range {

@@ -42,6 +42,8 @@ int fake_visible_device(int physical);
 /* cuda_vmm.c: a mapping of it is gone. */
 void fake_unmapped(struct physical *physical);
 
+/* cuda_host.c: whether other processes have this host memory, too. */
+bool fake_is_shared(const struct allocation *allocation);
 /* cuda_host.c: the next mapping in /proc/self/maps; false behind the last one. */
 struct mapping {
     unsigned long long from, to, offset, device, inode;

@@ -364,8 +364,8 @@ impl Backend for GpuBackend {
         self.nccl.local(shape)
     }
 
-    fn has_failed() -> bool {
-        NcclBackend::has_failed()
+    fn has_failed_for_all() -> bool {
+        NcclBackend::has_failed_for_all()
     }
 
     fn is_at_rest() -> bool {

@@ -65,7 +65,7 @@ impl ThisRank<'_> {
             steps: briefing.steps,
             order: self.order(),
             flight: self.context.flight.recorder(),
-            has_failed: B::has_failed,
+            has_failed: B::has_failed_for_all,
             ..RankOptions::new(self.pipeline.clone(), self.depth, backend.capabilities())
         };
         let shapes = self.shapes(briefing.context_chunks);

@@ -273,8 +273,8 @@ impl Backend for NcclBackend {
         DeviceLocal::new(&self.device, shape)
     }
 
-    fn has_failed() -> bool {
-        pp_device::has_failed()
+    fn has_failed_for_all() -> bool {
+        pp_device::has_failed_for_all()
     }
 
     fn is_at_rest() -> bool {

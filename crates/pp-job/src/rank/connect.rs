@@ -56,7 +56,7 @@ impl JoinedRank {
         {
             Ok(agreed) => agreed,
             Err(fault) => {
-                let fault = of_own_device(fault, self.own, backend);
+                let fault = of_all_clients(fault, self.own, B::has_failed_for_all);
                 return Err(self.give_up(fault.into()));
             }
         };
@@ -103,7 +103,7 @@ impl JoinedRank {
             let text = with_source(&error);
             let operation = format!("connect over {}", backend.capabilities().name);
             let fault = Fault::new(error.fault_kind(), rank, &operation, text);
-            let fault = of_own_device(fault, rank, backend);
+            let fault = of_all_clients(fault, rank, B::has_failed_for_all);
             // The backend may learn first that a peer is gone, and says it in words of its own.
             let _ = switch.verdict();
             if let Some(failover) = &failover {
@@ -197,14 +197,6 @@ impl JoinedRank {
         self.context.flight.follow(&switch);
         let watch = self.set_up.run(switch.clone(), on_frame, on_stuck)?;
         Ok((switch, watch))
-    }
-}
-
-/// A fault while this rank connects: under MPS that of a failed GPU is one of all processes on it.
-fn of_own_device<B: Backend>(fault: Fault, own: Rank, backend: &B) -> Fault {
-    match fault.rank == own && backend.capabilities().is_under_mps {
-        true => of_all_clients(fault, B::has_failed),
-        false => fault,
     }
 }
 

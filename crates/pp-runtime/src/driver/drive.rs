@@ -5,7 +5,7 @@ use pp_transport::edge::Edges;
 
 use super::blame::Blame;
 use super::idle::IdleWait;
-use super::rank::RankRun;
+use super::rank::{RankRun, of_all_clients};
 use super::session::Session;
 use crate::core::{Decision, EndEvent, Ending, StageFacts};
 use crate::progress::{Awaited, Doing};
@@ -51,7 +51,8 @@ where
             return Ok(Driven::Finished);
         };
         let may_go_on = self.core.ending() != Ending::Aborted && self.options.keeps();
-        let fault = self.of_all_clients(verdict(fault, switch, may_go_on));
+        let fault = verdict(fault, switch, may_go_on);
+        let fault = of_all_clients(fault, self.rank, self.options.has_failed);
         switch.raise(fault.clone());
         let is_lost = may_go_on
             && fault.kind.is_worth_a_restart()

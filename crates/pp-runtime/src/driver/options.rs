@@ -24,7 +24,7 @@ pub struct RankOptions {
     pub steps: u16,
     /// What carries the payloads.
     pub capabilities: Capabilities,
-    /// Says whether the device of this process has failed.
+    /// Says whether the device of this rank has failed for every process on it.
     pub has_failed: fn() -> bool,
     /// In which order this rank works. A fixed one takes no restarts.
     pub order: Order,

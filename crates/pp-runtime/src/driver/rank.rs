@@ -174,14 +174,6 @@ where
         ends
     }
 
-    /// As the function of that name, for a fault of this rank.
-    pub(super) fn of_all_clients(&self, fault: Fault) -> Fault {
-        match fault.rank == self.rank && self.options.capabilities.is_under_mps {
-            true => of_all_clients(fault, self.options.has_failed),
-            false => fault,
-        }
-    }
-
     /// Returns the ranks to which there are edges, each once.
     pub(super) fn peers(&self) -> Vec<Rank> {
         let incoming = self.inbox.inputs().iter().map(|input| input.peer);
@@ -279,11 +271,11 @@ where
     }
 }
 
-/// Under MPS, turns a fault of this rank into [`FaultKind::SharedDevice`] if its GPU has failed: the GPU has failed for every process
-/// on it, and another process would fail, too.
+/// Turns a fault of this rank into [`FaultKind::SharedDevice`] if its GPU has failed for every process on it, as `has_failed` says:
+/// another process would fail, too.
 #[must_use]
-pub fn of_all_clients(fault: Fault, has_failed: fn() -> bool) -> Fault {
-    let may_be = matches!(fault.kind, FaultKind::Device | FaultKind::Plugin);
+pub fn of_all_clients(fault: Fault, own: Rank, has_failed: fn() -> bool) -> Fault {
+    let may_be = matches!(fault.kind, FaultKind::Device | FaultKind::Plugin) && fault.rank == own;
     if !may_be || !has_failed() {
         return fault;
     }
@@ -292,10 +284,5 @@ pub fn of_all_clients(fault: Fault, has_failed: fn() -> bool) -> Fault {
          all of them have ended: {}",
         fault.detail.as_str()
     );
-    Fault::new(
-        FaultKind::SharedDevice,
-        fault.rank,
-        &fault.operation,
-        detail,
-    )
+    Fault::new(FaultKind::SharedDevice, own, &fault.operation, detail)
 }

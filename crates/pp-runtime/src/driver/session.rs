@@ -7,7 +7,7 @@ use pp_contract::{Fault, Stamp};
 use pp_transport::edge::Edges;
 
 use super::blame::Blame;
-use super::rank::RankRun;
+use super::rank::{RankRun, of_all_clients};
 use crate::core::{EndEvent, Ending};
 use crate::stage::{Source, StageError};
 use crate::switch::Switch;
@@ -59,7 +59,8 @@ where
     pub(super) fn of_stage<T>(&mut self, said: Result<T, StageError>) -> Result<T, Fault> {
         said.map_err(|error| {
             self.run.core.handle_end(EndEvent::Break);
-            let fault = self.run.of_all_clients(error.into_fault(self.blame.rank));
+            let own = self.blame.rank;
+            let fault = of_all_clients(error.into_fault(own), own, self.run.options.has_failed);
             // Raise the fault here, so that the other ranks hear the words of the stage.
             self.switch.raise(fault.clone());
             fault

@@ -54,8 +54,8 @@ impl<B: Breakable> Backend for FaultyBackend<B> {
         self.inner.free_memory()
     }
 
-    fn has_failed() -> bool {
-        B::has_failed()
+    fn has_failed_for_all() -> bool {
+        B::has_failed_for_all()
     }
 
     fn capabilities(&self) -> Capabilities {

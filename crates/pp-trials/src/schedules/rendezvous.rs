@@ -79,8 +79,8 @@ impl<B: Backend> Backend for Rendezvous<B> {
         self.0.free_memory()
     }
 
-    fn has_failed() -> bool {
-        B::has_failed()
+    fn has_failed_for_all() -> bool {
+        B::has_failed_for_all()
     }
 
     fn capabilities(&self) -> Capabilities {
