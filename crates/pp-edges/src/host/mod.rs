@@ -13,6 +13,7 @@ pub mod fuzz;
 pub(crate) mod group;
 pub mod nt;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use pp_contract::{Matched, Prepared, Sequencer, Stamp};
@@ -27,7 +28,11 @@ use crate::lane::{self, InSlots, LaneRx, LaneTx, OutSlots};
 use crate::shm::layout::{Direction, Holds, Layout};
 pub use crate::shm::layout::{EdgeShape, MAX_SLOTS};
 pub use crate::shm::memory;
+use crate::shm::parts::in_parts;
 use crate::shm::region::Region;
+
+/// Bytes of a payload that is sent again that are worth a thread that copies them.
+const COPIED_EACH: usize = 4 << 20;
 
 /// The state of an edge that a lease needs, at either end: the owners of its slots, and the memory of their bytes.
 #[derive(Debug)]
@@ -124,19 +129,25 @@ impl Submission for Sending {
 
 impl Resend for Sending {
     fn copy_into(&self, parts: &[Part], slot: &mut TxLease) -> Result<(), TransportError> {
-        let place = self.edge.place;
-        let sent = self.edge.bytes(self.slot, place.slot_bytes);
-        let into = slot.bytes_mut();
         for part in parts {
-            let (from, to, len) = part.within(place.slot_bytes, into.len())?;
-            let into = into[to..to + len].as_mut_ptr();
-            // SAFETY: both ranges were just checked. `sent` lies in the region that this
-            // submission keeps mapped, whether its generation lives or not, and its slot is IN
-            // FLIGHT for as long as the submission exists: no lease of this process writes it,
-            // and the peer only reads. A peer that breaks this changes bytes that it is sent once
-            // more, and nothing here refers to them. `into` is borrowed uniquely, of a slot that
-            // is LEASED, so it is another one, and the two do not overlap.
-            unsafe { std::ptr::copy_nonoverlapping(sent.as_ptr().add(from), into, len) }
+            let (from, to, len) = part.within(self.edge.place.slot_bytes, slot.capacity())?;
+            let (sent, into) = (&self.edge, &slot.edge);
+            let sent_at = sent.place.slot_at(self.slot) + from;
+            let into_at = into.place.slot_at(slot.slot) + to;
+            // A rank that is back waits for this copy.
+            let copied = in_parts(len, COPIED_EACH, |at, len| {
+                let from = sent.region.bytes_at(sent_at + at, len);
+                let into = into.region.bytes_at(into_at + at, len);
+                // SAFETY: both ranges were just checked. `sent` lies in the region that this
+                // submission keeps mapped, whether its generation lives or not, and its slot is IN
+                // FLIGHT for as long as the submission exists: no lease of this process writes it,
+                // and the peer only reads. A peer that breaks this changes bytes that it is sent once
+                // more, and nothing here refers to them. `into` is borrowed uniquely, of a slot that
+                // is LEASED, so it is another one, and the two do not overlap; neither do the parts.
+                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_ptr(), len) };
+                Ok::<_, Infallible>(())
+            });
+            let Ok(()) = copied;
         }
         Ok(())
     }

@@ -2,4 +2,5 @@
 
 pub mod layout;
 pub mod memory;
+pub(crate) mod parts;
 pub mod region;

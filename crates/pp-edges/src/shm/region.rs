@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::memory::available_bytes;
+use super::parts::{in_parts, round_to_pages};
 use crate::error::TransportError;
 use pp_words::bell::BellWords;
 use pp_words::ring::{RingBytes, RingWords};
@@ -25,8 +26,6 @@ use pp_words::slots::SlotWord;
 
 /// Bytes of a region whose pages are worth a thread that touches them.
 const TOUCHED_EACH: usize = 16 << 20;
-/// Most threads that touch the pages of a region.
-const MOST_TOUCHING: usize = 8;
 
 /// Marks the types that may be referenced in memory which another process writes.
 ///
@@ -79,7 +78,7 @@ impl Region {
         rustix::fs::ftruncate(&fd, len as u64).map_err(fail)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(fail)?;
-        Self::map(fd, len)
+        Self::map(fd, len, Advice::LinuxPopulateWrite)
     }
 
     /// Maps a memfd that a peer made with [`Region::create`].
@@ -102,10 +101,12 @@ impl Region {
                 "it has {size} bytes where {len} were agreed"
             )));
         }
-        Self::map(fd, len)
+        // The pages are there, and reading maps sixteen at a time, writable ones: a write would map them one by one.
+        Self::map(fd, len, Advice::LinuxPopulateRead)
     }
 
-    fn map(fd: OwnedFd, len: usize) -> Result<Self, TransportError> {
+    /// Maps a region, with this advice for its pages.
+    fn map(fd: OwnedFd, len: usize, touch: Advice) -> Result<Self, TransportError> {
         let fail = |source| TransportError::Shared {
             what: format!("cannot reserve and map {len} bytes of shared memory"),
             source,
@@ -126,37 +127,16 @@ impl Region {
         let base = NonNull::new(base.cast()).expect("mmap gives a non-null address or an error");
         let region = Self { base, len, fd };
         // Running out of memory later would be a SIGBUS in the middle of a copy.
-        region.touch().map_err(fail)?;
+        region.touch(touch).map_err(fail)?;
         Ok(region)
     }
 
     /// Reserves and maps all pages. The kernel zeroes a page when it is first touched, so several threads share them.
-    fn touch(&self) -> rustix::io::Result<()> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (self.len / TOUCHED_EACH).clamp(1, cores.min(MOST_TOUCHING));
-        let part = round_to_pages(self.len.div_ceil(threads));
-        let touch = |at: usize| {
-            let (base, len) = (self.bytes_at(at, 0), part.min(self.len - at));
+    fn touch(&self, advice: Advice) -> rustix::io::Result<()> {
+        let touched = in_parts(self.len, TOUCHED_EACH, |at, len| {
+            let base = self.bytes_at(at, len);
             // SAFETY: whole pages of this mapping. It changes no byte.
-            unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxPopulateWrite) }
-        };
-        let touched = std::thread::scope(|scope| {
-            let starts = (part..self.len).step_by(part);
-            let aside = |at| {
-                let thread = std::thread::Builder::new().name("pp-touch".into());
-                thread
-                    .spawn_scoped(scope, move || touch(at))
-                    .map_err(|_| at)
-            };
-            let others: Vec<_> = starts.map(aside).collect();
-            let own = touch(0);
-            others.into_iter().fold(own, |before, other| {
-                let result = match other {
-                    Ok(thread) => thread.join().unwrap_or(Err(Errno::NOMEM)),
-                    Err(at) => touch(at),
-                };
-                before.and(result)
-            })
+            unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, advice) }
         });
         match touched {
             Err(Errno::INVAL) => self.touch_on_old_linux(),
@@ -225,10 +205,6 @@ impl Drop for Region {
         // an `Arc` of it or borrows it, so nothing refers to it any more.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
-}
-
-fn round_to_pages(len: usize) -> usize {
-    len.next_multiple_of(rustix::param::page_size())
 }
 
 /// The words of a ring at an offset of a region. They keep the region mapped.

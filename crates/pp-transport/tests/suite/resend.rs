@@ -13,19 +13,28 @@ use crate::two_way::whole;
 const BYTES: usize = 1000;
 
 fn pair() -> (HostTx, HostRx) {
-    let bell = Bell::new().unwrap();
-    let rank = |rank| (Rank::new(rank), &bell);
-    Host::pair(edge(2, BYTES as u64), rank(0), rank(1)).unwrap()
+    pair_of(BYTES)
 }
 
-/// Sends a payload whose byte `i` is `i`, modulo 256.
+fn pair_of(bytes: usize) -> (HostTx, HostRx) {
+    let bell = Bell::new().unwrap();
+    let rank = |rank| (Rank::new(rank), &bell);
+    Host::pair(edge(2, bytes as u64), rank(0), rank(1)).unwrap()
+}
+
+/// Byte `i` of a payload.
+fn byte(i: usize) -> u8 {
+    (i ^ (i >> 8) ^ (i >> 16)) as u8
+}
+
 fn send(edge: &mut HostTx) -> InFlight<Sending> {
     let mut lease = edge.try_lease().unwrap().unwrap();
-    for (i, byte) in lease.bytes_mut().iter_mut().enumerate() {
-        *byte = i as u8;
+    let bytes = lease.capacity();
+    for (i, to) in lease.bytes_mut().iter_mut().enumerate() {
+        *to = byte(i);
     }
     let mut composer = Composer::new();
-    let (message, stamp) = prepare(&mut composer, 0, BYTES);
+    let (message, stamp) = prepare(&mut composer, 0, bytes);
     let sent = edge.send(message, stamp, Some(lease)).unwrap();
     sent.payload.unwrap()
 }
@@ -52,10 +61,32 @@ fn a_payload_outlives_both_ends_of_its_generation() {
     ];
     sent.copy_into(&parts, &mut slot).unwrap();
     let bytes = slot.bytes_mut();
-    assert!((0..400).all(|i| bytes[500 + i] == i as u8));
-    assert!((0..100).all(|i| bytes[i] == (900 + i) as u8));
+    assert!((0..400).all(|i| bytes[500 + i] == byte(i)));
+    assert!((0..100).all(|i| bytes[i] == byte(900 + i)));
     assert!(bytes[100..500].iter().all(|byte| *byte == 0xFF));
     assert!(bytes[900..].iter().all(|byte| *byte == 0xFF));
+}
+
+/// More than one thread copies it.
+#[test]
+fn a_large_payload_is_sent_again_whole() {
+    const LARGE: usize = 10 << 20;
+    let (mut front, _back) = pair_of(LARGE);
+    let sent = send(&mut front);
+    let mut slot = front.try_lease().unwrap().unwrap();
+    slot.bytes_mut().fill(0xFF);
+    let (from, to, len) = (300, 7, LARGE - 1000);
+    let [from_u64, to_u64, bytes] = [from, to, len].map(|place| place as u64);
+    let part = Part {
+        from: from_u64,
+        to: to_u64,
+        bytes,
+    };
+    sent.copy_into(&[part], &mut slot).unwrap();
+    let bytes = slot.bytes_mut();
+    assert!((0..len).all(|i| bytes[to + i] == byte(from + i)));
+    let (before, behind) = (&bytes[..to], &bytes[to + len..]);
+    assert!(before.iter().chain(behind).all(|byte| *byte == 0xFF));
 }
 
 #[test]

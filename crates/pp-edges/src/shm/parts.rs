@@ -1,0 +1,78 @@
+//! Work on many bytes, a part for each thread.
+
+use std::panic::resume_unwind;
+use std::thread::{Builder, available_parallelism, scope};
+
+/// Most threads at once.
+const MOST_THREADS: usize = 8;
+
+/// Calls `work` with the offset and the length of parts that make up `len` bytes, each on a thread of its own if a part has
+/// `each` bytes or more. Parts begin at whole pages. Without threads this thread does all.
+///
+/// # Errors
+/// The first error of a part.
+pub(crate) fn in_parts<E: Send>(
+    len: usize,
+    each: usize,
+    work: impl Fn(usize, usize) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let cores = available_parallelism().map_or(1, usize::from);
+    let threads = (len / each).clamp(1, cores.min(MOST_THREADS));
+    let part = round_to_pages(len.div_ceil(threads));
+    let work = |at: usize| work(at, part.min(len - at));
+    scope(|scope| {
+        let aside = |at| {
+            let thread = Builder::new().name("pp-part".into());
+            thread.spawn_scoped(scope, move || work(at)).map_err(|_| at)
+        };
+        let others: Vec<_> = (part..len).step_by(part.max(1)).map(aside).collect();
+        let own = work(0);
+        others.into_iter().fold(own, |before, other| {
+            let result = match other {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                Err(at) => work(at),
+            };
+            before.and(result)
+        })
+    })
+}
+
+pub(super) fn round_to_pages(len: usize) -> usize {
+    len.next_multiple_of(rustix::param::page_size())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn the_parts_are_the_whole() {
+        for len in [0, 1, 4096, 100_000, 1 << 20] {
+            let parts = Mutex::new(Vec::new());
+            let note = |at, len| {
+                parts.lock().unwrap().push((at, len));
+                Ok::<_, ()>(())
+            };
+            in_parts(len, 1 << 16, note).unwrap();
+            let mut parts = parts.into_inner().unwrap();
+            parts.sort_unstable();
+            let ends = parts.iter().scan(0, |end, (at, len)| {
+                let follows = at == end;
+                *end = at + len;
+                follows.then_some(*end)
+            });
+            assert_eq!(ends.last(), Some(len), "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_that_fails_fails_the_whole() {
+        let last = |at, part| match at + part == 1 << 20 {
+            true => Err(at),
+            false => Ok(()),
+        };
+        assert!(in_parts(1 << 20, 1 << 16, last).is_err());
+    }
+}
