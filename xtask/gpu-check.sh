@@ -434,6 +434,7 @@ cpu_edges() {
     gpu_step 1 cpu-placements held 150 "$trials" placements --part gpu --transport p2p --beside-cpus --input "$clip"
     gpu_step 1 cpu-words held 300 bash -c '"$0" words "$@" && "$0" words "$@" --max-bytes 65536 --seed 2' "$trials" --transport auto "${beside[@]}" --json
     gpu_step 1 cpu-kills held 400 "$trials" kills "${beside[@]}" --json
+    gpu_step 1 cpu-kills-large held 120 "$trials" kills "${beside[@]}" --large --kills 12 --json
     local overlap=("$pp" bench overlap "${p2p[@]}" "${beside[@]}" --json)
     for ((run = 1; run <= runs; run++)); do
         for ms in 5 1 0.5; do
@@ -670,6 +671,8 @@ done
 figure "wrong words of messages between a CPU and a GPU" cpu-words '' wrong_words max 0
 figure "ms that a rank killed beside a CPU is away longer than a bare start, median" cpu-kills '' over_median_ms max 120
 figure "  worst" cpu-kills '' over_worst_ms max 120
+figure "the same with eight slots of 22,118,400 bytes, median" cpu-kills-large '' over_median_ms max 120
+figure "  worst" cpu-kills-large '' over_worst_ms max 120
 ratio "frames a second with every tensor's digest over without" fault-verify-1 '' frames_per_second fault-verify-off '' frames_per_second
 
 join() { local IFS=,; echo "$*"; }

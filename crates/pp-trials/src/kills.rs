@@ -1,6 +1,6 @@
 //! `pp-trials kills`: how long a rank is away that is killed and started again, beside the start of a bare rank.
 //!
-//! A job denoises a film of small frames while its rank of `phase_b` is killed again and again, each time only when the
+//! A job denoises a film of small or large frames while its rank of `phase_b` is killed again and again, each time only when the
 //! output goes on. The output must be that of an undisturbed job. Before and after it a process of this program does what a
 //! rank must do in any case (`start`): it opens the driver and a context, and loads the kernels. What a restart takes
 //! longer than that is ours. Between the kills the memory of the GPUs must stay what it is, and rank 0 must not grow.
@@ -18,7 +18,7 @@ use pp_contract::DeviceName;
 use pp_device::Device;
 use pp_job::Error;
 use pp_testing::process::{Footprint, Held, Output, Process, Strike, run};
-use pp_testing::{Folder, words};
+use pp_testing::{Folder, video, words};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -30,6 +30,10 @@ use crate::trial::{TWO, shared_gpus};
 
 /// Frames that come out between two kills: more than a job writes ahead into a pipe that is not read.
 const FRAMES: u64 = 600;
+/// Frames of a large film for each kill: more than a job makes in [`LARGE_PAUSE`].
+const LARGE_FRAMES: usize = 240;
+/// Time between two kills of a job whose film is large: the rank is back by then. A pipe would hold such a film up.
+const LARGE_PAUSE: Duration = Duration::from_millis(600);
 /// By then a job has made all that it makes once.
 const WARM_UP: usize = 10;
 /// What rank 0 may grow by after that: noise of the allocator, and one generation that is there at one moment alone.
@@ -60,6 +64,10 @@ pub(crate) struct KillsArgs {
     /// How often a bare rank is started, for comparison, 2 to 100000.
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = whole(2..=100_000_usize))]
     starts: usize,
+    /// Kill a rank that has eight slots of 22,118,400 bytes: a film of 1280x720 in place of small frames. A CPU is too slow for
+    /// it.
+    #[arg(long, requires = "devices")]
+    large: bool,
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
@@ -100,6 +108,8 @@ impl fmt::Display for Times {
 
 #[derive(Serialize)]
 struct KillsReport<'a> {
+    /// The rank had eight slots of 22,118,400 bytes.
+    large: bool,
     transport: &'a str,
     /// As they were named.
     devices: String,
@@ -142,6 +152,7 @@ pub(crate) fn kills(args: &KillsArgs) -> std::result::Result<(), Error> {
     bare.extend(starts(&loads, args.starts - bare.len())?);
     let (back, bare) = (Times::of(back), Times::of(bare));
     let report = KillsReport {
+        large: args.large,
         transport: &transport,
         devices: DeviceName::list(&args.devices),
         over_median_ms: back.median_ms - bare.median_ms,
@@ -215,15 +226,33 @@ fn starts(transport: &str, count: usize) -> Result<Vec<f64>> {
     (0..count).map(|_| one()).collect()
 }
 
+/// The film of a job that reads a pipe. A large film is written to this file, and the pipe stays empty.
+fn film(args: &KillsArgs, file: &Path) -> Result<Vec<u8>> {
+    let mut film = Vec::new();
+    if args.large {
+        let frames = LARGE_FRAMES * (args.kills + 2);
+        std::fs::write(file, video(1280, 720, "420jpeg", frames))?;
+    } else {
+        let (frames, seed) = (FRAMES * (args.kills as u64 + 2), 1);
+        Film { frames, seed }.write(&mut film)?;
+    }
+    Ok(film)
+}
+
 /// Milliseconds that the rank was away, for each kill, and by how much the memory of each GPU was less at the last one.
 fn away(args: &KillsArgs, transport: &str, devices: &[Device]) -> Result<(Vec<f64>, Vec<i64>)> {
     let kills = args.kills;
-    let frames = FRAMES * (kills as u64 + 2);
-    let mut film = Vec::new();
-    Film { frames, seed: 1 }.write(&mut film)?;
+    let folder = Folder::scratch();
+    let [input, output] = ["film.y4m", "output.y4m"].map(|name| folder.file(name));
+    let film = film(args, &input)?;
     let job = |more: &[&Path]| {
-        let mut command = this_program(&["run", "--input", "-", "--output", "-"])?;
-        command.args(["--transport", transport, "--pipeline", TWO]);
+        let mut command = this_program(&["run", "--transport", transport, "--pipeline", TWO])?;
+        let (files, of_film) = match args.large {
+            true => ([&*input, &*output], "--frames-per-chunk 8 --depth 4"),
+            false => ([Path::new("-"); 2], "--frames-per-chunk 2 --threads 1"),
+        };
+        command.arg("--input").arg(files[0]);
+        command.arg("--output").arg(files[1]);
         match &args.devices[..] {
             [] if devices.is_empty() => {}
             [] => {
@@ -233,14 +262,16 @@ fn away(args: &KillsArgs, transport: &str, devices: &[Device]) -> Result<(Vec<f6
                 command.args(["--devices", &DeviceName::list(named)]);
             }
         }
-        let film = "--frames-per-chunk 2 --cuts off --strength 8 --denoise-steps 1 --threads 1";
-        command.args(words(film));
+        command.args(words("--cuts off --strength 8 --denoise-steps 1"));
+        command.args(words(of_film));
         command.args(more);
         Ok::<_, anyhow::Error>(command)
     };
-    let wanted = ended_well(run(&mut job(&[])?, Some(film.clone())))?;
-
-    let folder = Folder::scratch();
+    let written = |ended| match (ended_well(ended)?, args.large) {
+        (_, true) => Ok(std::fs::read(&output)?),
+        (stdout, false) => Ok::<_, anyhow::Error>(stdout),
+    };
+    let wanted = written(run(&mut job(&[])?, Some(film.clone())))?;
     let path = folder.file("report.json");
     let more = ["--restarts", "1000000", "--report"].map(Path::new);
     let mut held = Held::start(&mut job(&[&more[..], &[&path]].concat())?, film);
@@ -249,8 +280,12 @@ fn away(args: &KillsArgs, transport: &str, devices: &[Device]) -> Result<(Vec<f6
     let footprint = || Footprint::of(rank_0).context("rank 0 is gone");
     let (mut before, mut after) = (footprint()?, footprint()?);
     for kill in 0..kills {
-        let at = FRAMES * FRAME_BYTES * (kill as u64 + 1);
-        // Here the rank is back.
+        // Behind this the rank is back.
+        let mut at = FRAMES * FRAME_BYTES * (kill as u64 + 1);
+        if args.large {
+            at = 0;
+            std::thread::sleep(LARGE_PAUSE);
+        }
         held.wait_for(at);
         (late, after) = (free(devices)?, footprint()?);
         if kill == WARM_UP.min(kills / 2) {
@@ -263,7 +298,7 @@ fn away(args: &KillsArgs, transport: &str, devices: &[Device]) -> Result<(Vec<f6
         });
     }
     let ended = held.finish();
-    ensure!(ended_well(ended)? == wanted, "the output is another one");
+    ensure!(written(ended)? == wanted, "the output is another one");
     let counts = |of: Footprint| [of.threads, of.descriptors, of.mappings];
     let mut counts = counts(before).into_iter().zip(counts(after)).zip(GROWS);
     ensure!(
