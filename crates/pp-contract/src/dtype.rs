@@ -25,6 +25,22 @@ wire_enum! {
         F16 = 5 => "f16",
         /// IEEE single.
         F32 = 6 => "f32",
+        /// One byte, 0 or 1.
+        Bool = 7 => "bool",
+        /// Signed, 8 bits.
+        I8 = 8 => "i8",
+        /// Signed, 16 bits.
+        I16 = 9 => "i16",
+        /// Unsigned, 16 bits.
+        U16 = 10 => "u16",
+        /// Unsigned, 32 bits.
+        U32 = 11 => "u32",
+        /// IEEE double.
+        F64 = 12 => "f64",
+        /// 4 bits of exponent, 3 of fraction, no infinities: `float8_e4m3fn` of PyTorch.
+        F8E4m3fn = 13 => "f8e4m3fn",
+        /// 5 bits of exponent, 2 of fraction: `float8_e5m2` of PyTorch.
+        F8E5m2 = 14 => "f8e5m2",
     }
 }
 
@@ -33,10 +49,10 @@ impl DType {
     #[must_use]
     pub const fn size_bytes(self) -> u64 {
         match self {
-            Self::U8 => 1,
-            Self::Bf16 | Self::F16 => 2,
-            Self::I32 | Self::F32 => 4,
-            Self::I64 => 8,
+            Self::U8 | Self::Bool | Self::I8 | Self::F8E4m3fn | Self::F8E5m2 => 1,
+            Self::Bf16 | Self::F16 | Self::I16 | Self::U16 => 2,
+            Self::I32 | Self::F32 | Self::U32 => 4,
+            Self::I64 | Self::F64 => 8,
         }
     }
 }
@@ -164,6 +180,14 @@ mod tests {
             (4, 2, "bf16"),
             (5, 2, "f16"),
             (6, 4, "f32"),
+            (7, 1, "bool"),
+            (8, 1, "i8"),
+            (9, 2, "i16"),
+            (10, 2, "u16"),
+            (11, 4, "u32"),
+            (12, 8, "f64"),
+            (13, 1, "f8e4m3fn"),
+            (14, 1, "f8e5m2"),
         ];
         let expected = expected.map(|(code, size, name)| (code, size, name.to_owned()));
         assert_eq!(table, expected);
@@ -171,7 +195,7 @@ mod tests {
 
     #[test]
     fn unknown_dtype_is_refused() {
-        for code in [0, 7, 255] {
+        for code in [0, 15, 255] {
             assert!(DType::try_from(code).is_err());
             assert!(postcard::from_bytes::<DType>(&[code]).is_err());
         }

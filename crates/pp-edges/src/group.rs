@@ -143,9 +143,13 @@ impl Members {
 
     /// Checks that elements of this type can be summed, and that `bytes` is a whole number of them.
     pub fn check_sum(&self, dtype: DType, bytes: u64) -> Result<(), TransportError> {
-        if dtype == DType::U8 {
-            let why = format!("elements of type {dtype} are not summed; use i32");
-            return Err(self.wrong(why));
+        match dtype {
+            DType::I32 | DType::I64 | DType::Bf16 | DType::F16 | DType::F32 => {}
+            _ => {
+                let sums = "i32, i64, bf16, f16 or f32";
+                let why = format!("elements of type {dtype} are not summed; use {sums}");
+                return Err(self.wrong(why));
+            }
         }
         if !bytes.is_multiple_of(dtype.size_bytes()) {
             let why = format!("{bytes} bytes are no whole number of elements of type {dtype}");
@@ -225,6 +229,8 @@ mod tests {
         assert!(members.starts(&[1 << 63, 1]).is_err());
         assert!(members.check_sum(DType::Bf16, 6).is_ok());
         assert!(members.check_sum(DType::F32, 6).is_err());
-        assert!(members.check_sum(DType::U8, 6).is_err());
+        for never in [DType::U8, DType::Bool, DType::F64, DType::F8E5m2] {
+            assert!(members.check_sum(never, 8).is_err());
+        }
     }
 }

@@ -28,7 +28,7 @@ extern "C" {
 
 #define PP_KERNELS_MAGIC 0x32534C4E524B5050ull /* the bytes "PPKRNLS2" */
 #define PP_KERNELS_MAJOR 2u /* another major version is refused */
-#define PP_KERNELS_MINOR 2u /* raised when an entry or a field is appended, or what was open is settled */
+#define PP_KERNELS_MINOR 3u /* raised when an entry or a field is appended, or what was open is settled */
 
 #define PP_MAX_STAGES 16u
 #define PP_MAX_TENSORS 16u
@@ -77,6 +77,15 @@ typedef uint32_t pp_status;
 #define PP_DTYPE_BF16 3u
 #define PP_DTYPE_F16 4u
 #define PP_DTYPE_F32 5u
+/* Since minor version 3 */
+#define PP_DTYPE_BOOL 6u
+#define PP_DTYPE_I8 7u
+#define PP_DTYPE_I16 8u
+#define PP_DTYPE_U16 9u
+#define PP_DTYPE_U32 10u
+#define PP_DTYPE_F64 11u
+#define PP_DTYPE_F8E4M3FN 12u
+#define PP_DTYPE_F8E5M2 13u
 
 /* Owned by the caller. The callee writes at most `capacity` bytes of UTF-8 (no NUL needed) and sets `length`. */
 typedef struct pp_error {

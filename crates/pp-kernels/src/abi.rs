@@ -18,7 +18,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"PPKRNLS2");
 /// A table of another major version is refused.
 pub const MAJOR: u16 = 2;
 /// Raised when an entry or a field is appended, or what was open is settled.
-pub const MINOR: u16 = 2;
+pub const MINOR: u16 = 3;
 /// Most stages of a plugin.
 pub const MAX_STAGES: usize = 16;
 /// Most tensors in one payload.

@@ -294,7 +294,7 @@ fn a_table_that_cannot_be_used_is_refused_with_the_reason() {
         FAULT_NULL | returned null
         FAULT_MISALIGNED | is not a multiple of 8
         FAULT_MAGIC | not with the magic 0x32534c4e524b5050
-        FAULT_MAJOR | it speaks ABI 3.7, this program speaks 2.2
+        FAULT_MAJOR | it speaks ABI 3.7, this program speaks 2.3
         FAULT_SHORT | the table has 40 bytes, version 2.0 needs at least 56
         FAULT_MISSING | the entry `run` is missing
         FAULT_NAME | its name is not a text that ends with a NUL

@@ -28,14 +28,15 @@ struct About {
     copy: Option<(DevicePtr, DevicePtr)>,
 }
 
+/// The type of elements that are summed ([`check_sum`](pp_edges::group::Members::check_sum)); whatever else is moved is moved as bytes.
 fn raw_type(dtype: DType) -> ncclDataType_t {
     match dtype {
-        DType::U8 => ncclDataType_t::ncclUint8,
         DType::I32 => ncclDataType_t::ncclInt32,
         DType::I64 => ncclDataType_t::ncclInt64,
         DType::Bf16 => ncclDataType_t::ncclBfloat16,
         DType::F16 => ncclDataType_t::ncclFloat16,
         DType::F32 => ncclDataType_t::ncclFloat32,
+        _ => ncclDataType_t::ncclUint8,
     }
 }
 

@@ -57,6 +57,14 @@ fn constants() -> Vec<(&'static str, u64)> {
         ("PP_DTYPE_BF16", abi::dtype_code(DType::Bf16).into()),
         ("PP_DTYPE_F16", abi::dtype_code(DType::F16).into()),
         ("PP_DTYPE_F32", abi::dtype_code(DType::F32).into()),
+        ("PP_DTYPE_BOOL", abi::dtype_code(DType::Bool).into()),
+        ("PP_DTYPE_I8", abi::dtype_code(DType::I8).into()),
+        ("PP_DTYPE_I16", abi::dtype_code(DType::I16).into()),
+        ("PP_DTYPE_U16", abi::dtype_code(DType::U16).into()),
+        ("PP_DTYPE_U32", abi::dtype_code(DType::U32).into()),
+        ("PP_DTYPE_F64", abi::dtype_code(DType::F64).into()),
+        ("PP_DTYPE_F8E4M3FN", abi::dtype_code(DType::F8E4m3fn).into()),
+        ("PP_DTYPE_F8E5M2", abi::dtype_code(DType::F8E5m2).into()),
     ]
 }
 
