@@ -1,5 +1,6 @@
 //! The life of a job in one process: the supervisor's, a rank's, or that of a job of one process.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -48,6 +49,7 @@ pub struct Job<'a> {
     restarts: u32,
     schedule: Option<&'a Runnable>,
     devices: &'a [DeviceName],
+    command: &'a [OsString],
 }
 
 impl<'a> Job<'a> {
@@ -61,6 +63,7 @@ impl<'a> Job<'a> {
             restarts: 0,
             schedule: None,
             devices: &config.devices,
+            command: &[],
         }
     }
 
@@ -95,6 +98,15 @@ impl<'a> Job<'a> {
     #[must_use]
     pub fn devices(mut self, devices: &'a [DeviceName]) -> Self {
         self.devices = devices;
+        self
+    }
+
+    /// The program that runs a rank, and its arguments, where no launcher started the ranks; without this, the command line
+    /// of this process. The program must run the same job in each rank. An interpreter such as Python names itself and its
+    /// script, since the file of its process may be that of another environment.
+    #[must_use]
+    pub fn command(mut self, command: &'a [OsString]) -> Self {
+        self.command = command;
         self
     }
 
@@ -143,7 +155,7 @@ impl<'a> Job<'a> {
     }
 
     /// Runs the job to its end. In a rank it calls `rank`. Without a launcher, and if there is more than one rank, this
-    /// process starts the same command line once for each rank, supervises the ranks, and never calls `rank`. So a program
+    /// process starts the same command line, or that of [`Job::command`], once for each rank, supervises the ranks, and never calls `rank`. So a program
     /// without a launcher runs one such job: each rank would run all of them. If `rank` fails or panics before
     /// [`ThisRank::run`], the other ranks, which wait for it, are told why; but wrong usage they find themselves.
     ///
@@ -168,8 +180,9 @@ impl<'a> Job<'a> {
             }
             None if world.get() == 1 => &alone,
             None => {
+                let started = (self.command, self.devices);
                 let done =
-                    supervisor::supervise(self.config, self.pipeline, self.restarts, self.devices);
+                    supervisor::supervise(self.config, self.pipeline, self.restarts, started);
                 log_aside(|| tracing::info!("the job ends"));
                 return done;
             }

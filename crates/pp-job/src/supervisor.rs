@@ -18,6 +18,7 @@ mod rank_state;
 mod verdict;
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -58,13 +59,13 @@ enum Notice {
     Event(Event),
 }
 
-/// Runs this same command line once for each rank of the pipeline, and ends as they end. Ranks that may be restarted are
+/// Runs a command, or this same command line, once for each rank of the pipeline, and ends as they end. Ranks that may be restarted are
 /// started again, up to `restarts` times in all; rank 0 never is.
 pub(crate) fn supervise(
     config: &Config,
     pipeline: &Pipeline,
     restarts: u32,
-    devices: &[DeviceName],
+    (command, devices): (&[OsString], &[DeviceName]),
 ) -> Result<(), Error> {
     let world = pipeline.world_size();
     let (report, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
@@ -94,6 +95,7 @@ pub(crate) fn supervise(
     let mut job = SupervisedJob {
         recordings: Recordings::new(own.job_id(), config),
         local,
+        command: command.to_vec(),
         devices: DeviceName::list(devices),
         sink: pipeline.sink(),
         report: write_end,
@@ -151,6 +153,8 @@ fn aside(act: impl FnOnce() + Send + 'static) -> Result<(), Error> {
 /// A job under supervision.
 struct SupervisedJob {
     local: LocalJob,
+    /// Starts a rank; this process's command line does if it is empty.
+    command: Vec<OsString>,
     /// The devices of the ranks, as a list.
     devices: String,
     /// The rank that writes to standard output beside rank 0.
@@ -213,17 +217,15 @@ impl SupervisedJob {
     }
 
     fn spawn(&self, rank: Rank, losses: Option<OwnedFd>) -> Result<Child, Error> {
-        let path = std::env::current_exe()
-            .context("cannot find the file of this program; is /proc mounted?")?;
-        // What lies at its path by the time of a restart may be another program, which the ranks
-        // that run would refuse.
-        let program = if self.is_begun {
-            Path::new("/proc/self/exe")
-        } else {
-            &path
+        let mut command = match &self.command[..] {
+            [program, args @ ..] => {
+                let mut command = Command::new(program);
+                command.args(args);
+                command
+            }
+            [] => self.same_command()?,
         };
-        let mut command = Command::new(program);
-        command.arg0(&path).args(std::env::args_os().skip(1));
+        let program = command.get_program().to_owned();
         for name in LocalJob::launcher_variables() {
             command.env_remove(name);
         }
@@ -254,8 +256,24 @@ impl SupervisedJob {
         command.stdout(out.context("cannot pass standard output on")?);
         let spawned = command
             .spawn()
-            .with_context(|| format!("cannot start rank {rank}"));
+            .with_context(|| format!("cannot start rank {rank} with {}", program.display()));
         Ok(spawned?)
+    }
+
+    /// The command line of this process.
+    fn same_command(&self) -> Result<Command, Error> {
+        let path = std::env::current_exe()
+            .context("cannot find the file of this program; is /proc mounted?")?;
+        // What lies at its path by the time of a restart may be another program, which the ranks
+        // that run would refuse.
+        let program = if self.is_begun {
+            Path::new("/proc/self/exe")
+        } else {
+            &path
+        };
+        let mut command = Command::new(program);
+        command.arg0(&path).args(std::env::args_os().skip(1));
+        Ok(command)
     }
 
     /// Waits until all ranks have ended for good.

@@ -1,5 +1,6 @@
 //! Jobs of a program that embeds the library.
 
+mod command;
 mod mistakes;
 mod signals;
 mod two_jobs;
