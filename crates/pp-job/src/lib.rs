@@ -53,6 +53,9 @@ mod supervisor;
 mod threads;
 mod times;
 
+#[doc = include_str!("../../../docs/library.md")]
+pub mod guide {}
+
 pub use crate::config::{Config, RANK_0};
 pub use crate::error::Error;
 pub use crate::job::{Job, ThisRank, main};
