@@ -1,13 +1,15 @@
 //! `pp-trials kills`: how long a rank is away that is killed and started again, beside the start of a bare rank.
 //!
-//! A job denoises a film of small or large frames while its rank of `phase_b` is killed again and again, each time only when the
-//! output goes on. The output must be that of an undisturbed job. Before and after it a process of this program does what a
+//! A job denoises a film of small frames while its rank of `phase_b` is killed again and again, each time only when the
+//! output goes on; with `--large`, every 600 ms, and frames are large. The output must be that of an undisturbed job. Before and after it a process of this program does what a
 //! rank must do in any case (`start`): it opens the driver and a context, and loads the kernels. What a restart takes
 //! longer than that is ours. Between the kills the memory of the GPUs must stay what it is, and rank 0 must not grow.
 
 mod start;
 
 use std::fmt;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -17,7 +19,7 @@ use pp_command::{TransportChoice, whole};
 use pp_contract::DeviceName;
 use pp_device::Device;
 use pp_job::Error;
-use pp_testing::process::{Footprint, Held, Output, Process, Strike, run};
+use pp_testing::process::{Footprint, Held, Output, Process, Strike, is_alive, run};
 use pp_testing::{Folder, video, words};
 use serde::Serialize;
 use serde_json::Value;
@@ -30,10 +32,12 @@ use crate::trial::{TWO, shared_gpus};
 
 /// Frames that come out between two kills: more than a job writes ahead into a pipe that is not read.
 const FRAMES: u64 = 600;
-/// Frames of a large film for each kill: more than a job makes in [`LARGE_PAUSE`].
+/// Frames of a large film for each kill: more than a CPU encodes in [`LARGE_PAUSE`].
 const LARGE_FRAMES: usize = 240;
 /// Time between two kills of a job whose film is large: the rank is back by then. A pipe would hold such a film up.
 const LARGE_PAUSE: Duration = Duration::from_millis(600);
+/// Kills of a job whose film is large: each takes 1 GB of disk.
+const MOST_LARGE: usize = 20;
 /// By then a job has made all that it makes once.
 const WARM_UP: usize = 10;
 /// What rank 0 may grow by after that: noise of the allocator, and one generation that is there at one moment alone.
@@ -64,8 +68,8 @@ pub(crate) struct KillsArgs {
     /// How often a bare rank is started, for comparison, 2 to 100000.
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = whole(2..=100_000_usize))]
     starts: usize,
-    /// Kill a rank that has eight slots of 22,118,400 bytes: a film of 1280x720 in place of small frames. A CPU is too slow for
-    /// it.
+    /// Kill a rank on a GPU that has eight slots of 22,118,400 bytes: a film of 1280x720 in place of small frames. It takes 1
+    /// GB in the folder for temporary files (TMPDIR) for each kill, of which there are at most 20 then.
     #[arg(long, requires = "devices")]
     large: bool,
     /// Print one JSON object instead of text.
@@ -129,6 +133,13 @@ struct KillsReport<'a> {
 /// Runs it, and fails where the output is another one, or a rank did not come back.
 pub(crate) fn kills(args: &KillsArgs) -> std::result::Result<(), Error> {
     let began = Instant::now();
+    let is_on_gpu = args.devices.get(VICTIM as usize);
+    let is_on_gpu = is_on_gpu.is_some_and(|device| device.is_gpu());
+    if args.large && (args.kills > MOST_LARGE || !is_on_gpu) {
+        return Err(Error::Usage(format!(
+            "--large kills a rank on a GPU at most {MOST_LARGE} times; give --kills {MOST_LARGE} or less, and --devices cpu,cuda:0"
+        )));
+    }
     let has_gpus = args.devices.iter().any(|device| device.is_gpu());
     // That of the job, and what the rank that is killed has to load.
     let (transport, loads) = match (args.transport, args.devices.get(VICTIM as usize)) {
@@ -176,6 +187,9 @@ impl fmt::Display for KillsReport<'_> {
         match &*self.devices {
             "" => write!(f, "transport {}", self.transport)?,
             devices => write!(f, "devices {devices}")?,
+        }
+        if self.large {
+            write!(f, ", eight slots of 22,118,400 bytes")?;
         }
         writeln!(f, ", the output is right")?;
         writeln!(f, "back in service: {}", self.back_in_service)?;
@@ -230,8 +244,14 @@ fn starts(transport: &str, count: usize) -> Result<Vec<f64>> {
 fn film(args: &KillsArgs, file: &Path) -> Result<Vec<u8>> {
     let mut film = Vec::new();
     if args.large {
-        let frames = LARGE_FRAMES * (args.kills + 2);
-        std::fs::write(file, video(1280, 720, "420jpeg", frames))?;
+        let scene = video(1280, 720, "420jpeg", LARGE_FRAMES);
+        let head = scene.iter().position(|byte| *byte == b'\n');
+        let head = head.context("a film without a head")? + 1;
+        let mut file = File::create(file)?;
+        file.write_all(&scene[..head])?;
+        for _ in 0..args.kills + 2 {
+            file.write_all(&scene[head..])?;
+        }
     } else {
         let (frames, seed) = (FRAMES * (args.kills as u64 + 2), 1);
         Film { frames, seed }.write(&mut film)?;
@@ -239,15 +259,32 @@ fn film(args: &KillsArgs, file: &Path) -> Result<Vec<u8>> {
     Ok(film)
 }
 
+/// Compares two files, a part at a time.
+fn are_equal(one: &Path, other: &Path) -> Result<bool> {
+    const PART: u64 = 1 << 20;
+    let mut files = [File::open(one)?, File::open(other)?];
+    let mut parts = [Vec::new(), Vec::new()];
+    loop {
+        for (file, part) in files.iter_mut().zip(&mut parts) {
+            part.clear();
+            file.take(PART).read_to_end(part)?;
+        }
+        if parts[0] != parts[1] || parts[0].is_empty() {
+            return Ok(parts[0] == parts[1]);
+        }
+    }
+}
+
 /// Milliseconds that the rank was away, for each kill, and by how much the memory of each GPU was less at the last one.
 fn away(args: &KillsArgs, transport: &str, devices: &[Device]) -> Result<(Vec<f64>, Vec<i64>)> {
-    let kills = args.kills;
+    let (kills, large) = (args.kills, args.large);
     let folder = Folder::scratch();
-    let [input, output] = ["film.y4m", "output.y4m"].map(|name| folder.file(name));
+    let names = ["film.y4m", "undisturbed.y4m", "output.y4m"];
+    let [input, undisturbed, output] = names.map(|name| folder.file(name));
     let film = film(args, &input)?;
     let job = |more: &[&Path]| {
         let mut command = this_program(&["run", "--transport", transport, "--pipeline", TWO])?;
-        let (files, of_film) = match args.large {
+        let (files, of_film) = match large {
             true => ([&*input, &*output], "--frames-per-chunk 8 --depth 4"),
             false => ([Path::new("-"); 2], "--frames-per-chunk 2 --threads 1"),
         };
@@ -267,11 +304,10 @@ fn away(args: &KillsArgs, transport: &str, devices: &[Device]) -> Result<(Vec<f6
         command.args(more);
         Ok::<_, anyhow::Error>(command)
     };
-    let written = |ended| match (ended_well(ended)?, args.large) {
-        (_, true) => Ok(std::fs::read(&output)?),
-        (stdout, false) => Ok::<_, anyhow::Error>(stdout),
-    };
-    let wanted = written(run(&mut job(&[])?, Some(film.clone())))?;
+    let wanted = ended_well(run(&mut job(&[])?, Some(film.clone())))?;
+    if large {
+        std::fs::rename(&output, &undisturbed)?;
+    }
     let path = folder.file("report.json");
     let more = ["--restarts", "1000000", "--report"].map(Path::new);
     let mut held = Held::start(&mut job(&[&more[..], &[&path]].concat())?, film);
@@ -282,9 +318,10 @@ fn away(args: &KillsArgs, transport: &str, devices: &[Device]) -> Result<(Vec<f6
     for kill in 0..kills {
         // Behind this the rank is back.
         let mut at = FRAMES * FRAME_BYTES * (kill as u64 + 1);
-        if args.large {
+        if large {
             at = 0;
             std::thread::sleep(LARGE_PAUSE);
+            ensure!(is_alive(held.id()), "the film is over before the last kill");
         }
         held.wait_for(at);
         (late, after) = (free(devices)?, footprint()?);
@@ -298,7 +335,8 @@ fn away(args: &KillsArgs, transport: &str, devices: &[Device]) -> Result<(Vec<f6
         });
     }
     let ended = held.finish();
-    ensure!(written(ended)? == wanted, "the output is another one");
+    let is_right = ended_well(ended)? == wanted && (!large || are_equal(&undisturbed, &output)?);
+    ensure!(is_right, "the output is another one");
     let counts = |of: Footprint| [of.threads, of.descriptors, of.mappings];
     let mut counts = counts(before).into_iter().zip(counts(after)).zip(GROWS);
     ensure!(
