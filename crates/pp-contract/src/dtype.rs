@@ -45,6 +45,15 @@ wire_enum! {
 }
 
 impl DType {
+    /// Says whether the collectives of a group sum such elements: i32, i64, bf16, f16 and f32.
+    #[must_use]
+    pub const fn is_summed(self) -> bool {
+        matches!(
+            self,
+            Self::I32 | Self::I64 | Self::Bf16 | Self::F16 | Self::F32
+        )
+    }
+
     /// Size of one element.
     #[must_use]
     pub const fn size_bytes(self) -> u64 {

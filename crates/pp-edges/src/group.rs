@@ -143,13 +143,10 @@ impl Members {
 
     /// Checks that elements of this type can be summed, and that `bytes` is a whole number of them.
     pub fn check_sum(&self, dtype: DType, bytes: u64) -> Result<(), TransportError> {
-        match dtype {
-            DType::I32 | DType::I64 | DType::Bf16 | DType::F16 | DType::F32 => {}
-            _ => {
-                let sums = "i32, i64, bf16, f16 or f32";
-                let why = format!("elements of type {dtype} are not summed; use {sums}");
-                return Err(self.wrong(why));
-            }
+        if !dtype.is_summed() {
+            let sums = "i32, i64, bf16, f16 or f32";
+            let why = format!("elements of type {dtype} are not summed; use {sums}");
+            return Err(self.wrong(why));
         }
         if !bytes.is_multiple_of(dtype.size_bytes()) {
             let why = format!("{bytes} bytes are no whole number of elements of type {dtype}");

@@ -101,9 +101,13 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// The program that runs a rank, and its arguments, where no launcher started the ranks; without this, the command line
-    /// of this process. The program must run the same job in each rank. An interpreter such as Python names itself and its
-    /// script, since the file of its process may be that of another environment.
+    /// The program that runs a rank, and its arguments, where no launcher started the ranks. Without this, or if it is empty,
+    /// a rank runs the command line of this process. The program must run the same job in each rank. A job of one rank starts
+    /// none.
+    ///
+    /// The process that is started must be the rank itself: a script that wraps it must `exec` it. Give an absolute path, since
+    /// the program is looked up again when a rank is started again. A program in Python gives `sys.executable` and its script:
+    /// the file of its process is the interpreter behind its virtual environment.
     #[must_use]
     pub fn command(mut self, command: &'a [OsString]) -> Self {
         self.command = command;
@@ -155,9 +159,9 @@ impl<'a> Job<'a> {
     }
 
     /// Runs the job to its end. In a rank it calls `rank`. Without a launcher, and if there is more than one rank, this
-    /// process starts the same command line, or that of [`Job::command`], once for each rank, supervises the ranks, and never calls `rank`. So a program
-    /// without a launcher runs one such job: each rank would run all of them. If `rank` fails or panics before
-    /// [`ThisRank::run`], the other ranks, which wait for it, are told why; but wrong usage they find themselves.
+    /// process starts the same command line, or that of [`Job::command`], once for each rank, supervises the ranks, and never
+    /// calls `rank`. So a program without a launcher runs one such job: each rank would run all of them. If `rank` fails or
+    /// panics before [`ThisRank::run`], the other ranks, which wait for it, are told why; but wrong usage they find themselves.
     ///
     /// # Errors
     /// What ended the job. The supervisor prints it, so that a job prints one line.
@@ -180,9 +184,13 @@ impl<'a> Job<'a> {
             }
             None if world.get() == 1 => &alone,
             None => {
-                let started = (self.command, self.devices);
-                let done =
-                    supervisor::supervise(self.config, self.pipeline, self.restarts, started);
+                let done = supervisor::supervise(
+                    self.config,
+                    self.pipeline,
+                    self.restarts,
+                    self.command,
+                    self.devices,
+                );
                 log_aside(|| tracing::info!("the job ends"));
                 return done;
             }

@@ -19,6 +19,7 @@ mod verdict;
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -59,13 +60,14 @@ enum Notice {
     Event(Event),
 }
 
-/// Runs a command, or this same command line, once for each rank of the pipeline, and ends as they end. Ranks that may be restarted are
-/// started again, up to `restarts` times in all; rank 0 never is.
+/// Runs a command, or this same command line, once for each rank of the pipeline, and ends as they end. Ranks that may be
+/// restarted are started again, up to `restarts` times in all; rank 0 never is.
 pub(crate) fn supervise(
     config: &Config,
     pipeline: &Pipeline,
     restarts: u32,
-    (command, devices): (&[OsString], &[DeviceName]),
+    command: &[OsString],
+    devices: &[DeviceName],
 ) -> Result<(), Error> {
     let world = pipeline.world_size();
     let (report, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
@@ -254,10 +256,15 @@ impl SupervisedJob {
         };
         let out = out.try_clone_to_owned();
         command.stdout(out.context("cannot pass standard output on")?);
-        let spawned = command
-            .spawn()
-            .with_context(|| format!("cannot start rank {rank} with {}", program.display()));
-        Ok(spawned?)
+        command.spawn().map_err(|source| {
+            let text = format!("cannot start rank {rank} with {program:?}");
+            match source.kind() {
+                ErrorKind::NotFound | ErrorKind::PermissionDenied if !self.command.is_empty() => {
+                    Error::Usage(format!("{text}: {source}; correct Job::command"))
+                }
+                _ => anyhow::Error::new(source).context(text).into(),
+            }
+        })
     }
 
     /// The command line of this process.
@@ -373,8 +380,9 @@ pub fn bind_to_parent(pid: &str) -> Result<(), Error> {
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
     if parent.as_deref() != Some(pid) {
         return Err(Error::Usage(format!(
-            "{SUPERVISOR} is {pid:?}, and that process has ended, or did not start this one: a rank passes its variables \
-             on to programs that it starts; unset {SUPERVISOR}, RANK and WORLD_SIZE"
+            "{SUPERVISOR} is {pid:?}, and that process has ended, or did not start this one. Where a script wraps the rank \
+             (Job::command), let it exec the rank. A rank also passes its variables on to programs that it starts; in those, \
+             unset {SUPERVISOR}, RANK and WORLD_SIZE"
         )));
     }
     Ok(())

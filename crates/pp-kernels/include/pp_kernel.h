@@ -28,7 +28,7 @@ extern "C" {
 
 #define PP_KERNELS_MAGIC 0x32534C4E524B5050ull /* the bytes "PPKRNLS2" */
 #define PP_KERNELS_MAJOR 2u /* another major version is refused */
-#define PP_KERNELS_MINOR 3u /* raised when an entry or a field is appended, or what was open is settled */
+#define PP_KERNELS_MINOR 3u /* raised when an entry, a field or a value is appended, or what was open is settled */
 
 #define PP_MAX_STAGES 16u
 #define PP_MAX_TENSORS 16u
@@ -251,7 +251,8 @@ typedef struct pp_group {
   /* The other way round: bytes[i] bytes at `from` of member i become part i of `to`, which only `root` needs. */
   pp_status (*gather)(void *context, const uint8_t *from, const uint64_t *bytes, uint8_t *to, uint32_t root,
                       pp_error *error);
-  /* `count` elements of `dtype` become their sums over all members, in place, in the same order for all members. */
+  /* `count` elements of `dtype` (PP_DTYPE_I32, I64, BF16, F16 or F32; others are refused) become their sums over all
+   * members, in place, in the same order for all members. */
   pp_status (*all_reduce_sum)(void *context, uint8_t *data, uint64_t count, uint32_t dtype, pp_error *error);
   pp_status (*send)(void *context, const uint8_t *from, uint64_t bytes, uint32_t to, pp_error *error);
   pp_status (*receive)(void *context, uint8_t *to, uint64_t bytes, uint32_t from, pp_error *error);

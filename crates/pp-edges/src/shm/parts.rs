@@ -6,8 +6,9 @@ use std::thread::{Builder, available_parallelism, scope};
 /// Most threads at once.
 const MOST_THREADS: usize = 8;
 
-/// Calls `work` with the offset and the length of parts that make up `len` bytes, each on a thread of its own if a part has
-/// `each` bytes or more. Parts begin at whole pages. Without threads this thread does all.
+/// Calls `work` with the offset and the length of parts that make up `len` bytes, each on a thread of its own; this thread
+/// takes the first. There are at most 8, one for each core, and none but the last is shorter than `each`. They begin at
+/// multiples of a page from the start. Where no thread is to be had, this thread does the work.
 ///
 /// # Errors
 /// The first error of a part.
@@ -16,6 +17,9 @@ pub(crate) fn in_parts<E: Send>(
     each: usize,
     work: impl Fn(usize, usize) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
+    if len < 2 * each {
+        return work(0, len);
+    }
     let cores = available_parallelism().map_or(1, usize::from);
     let threads = (len / each).clamp(1, cores.min(MOST_THREADS));
     let part = round_to_pages(len.div_ceil(threads));
@@ -25,7 +29,7 @@ pub(crate) fn in_parts<E: Send>(
             let thread = Builder::new().name("pp-part".into());
             thread.spawn_scoped(scope, move || work(at)).map_err(|_| at)
         };
-        let others: Vec<_> = (part..len).step_by(part.max(1)).map(aside).collect();
+        let others: Vec<_> = (part..len).step_by(part).map(aside).collect();
         let own = work(0);
         others.into_iter().fold(own, |before, other| {
             let result = match other {

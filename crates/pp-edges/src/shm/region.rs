@@ -101,7 +101,7 @@ impl Region {
                 "it has {size} bytes where {len} were agreed"
             )));
         }
-        // The pages are there, and reading maps sixteen at a time, writable ones: a write would map them one by one.
+        // A read maps up to 16 neighbours as writable pages, and a write would map one. A page that the peer left out is made.
         Self::map(fd, len, Advice::LinuxPopulateRead)
     }
 
@@ -290,6 +290,18 @@ mod tests {
     fn more_than_the_machine_has_is_refused_before_it_is_asked_for() {
         let error = Region::create("pp-test", 1 << 50).unwrap_err();
         assert!(matches!(error, TransportError::NoMemory { .. }), "{error}");
+    }
+
+    #[test]
+    fn the_pages_of_a_peer_that_reserved_none_are_reserved() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("pp-test", flags).unwrap();
+        let len = 64 * round_to_pages(1);
+        rustix::fs::ftruncate(&fd, len as u64).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let region = Region::open(fd, len).unwrap();
+        let blocks = rustix::fs::fstat(region.fd()).unwrap().st_blocks;
+        assert_eq!(blocks * 512, len as i64);
     }
 
     #[test]

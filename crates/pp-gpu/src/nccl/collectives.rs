@@ -28,15 +28,16 @@ struct About {
     copy: Option<(DevicePtr, DevicePtr)>,
 }
 
-/// The type of elements that are summed ([`check_sum`](pp_edges::group::Members::check_sum)); whatever else is moved is moved as bytes.
+/// Bytes that are moved are `U8`; the other types are those that are summed.
 fn raw_type(dtype: DType) -> ncclDataType_t {
     match dtype {
+        DType::U8 => ncclDataType_t::ncclUint8,
         DType::I32 => ncclDataType_t::ncclInt32,
         DType::I64 => ncclDataType_t::ncclInt64,
         DType::Bf16 => ncclDataType_t::ncclBfloat16,
         DType::F16 => ncclDataType_t::ncclFloat16,
         DType::F32 => ncclDataType_t::ncclFloat32,
-        _ => ncclDataType_t::ncclUint8,
+        other => unreachable!("{other} is not summed"),
     }
 }
 
@@ -160,7 +161,7 @@ impl Communicator {
     /// As said above.
     ///
     /// # Errors
-    /// As [`Communicator::broadcast`]; the type is `u8`, or the range is no whole number of elements.
+    /// As [`Communicator::broadcast`]; the type is not summed ([`DType::is_summed`]), or the range is no whole number of elements.
     pub unsafe fn all_reduce_sum(
         &mut self,
         data: DevicePtr,

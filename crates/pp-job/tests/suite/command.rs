@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use pp_job::prelude::*;
 use pp_testing::{Folder, Toy, ToySink, ToySource, done};
 
-/// Names the file that the sink writes. The ranks have it as their only argument of their own.
+/// Names the file that rank 0 writes at the end, as an argument that the harness of the tests takes.
 const FILE: &str = "--skip=";
 
 /// Three chunks go through a stage on rank 1, which dies at the second one, once.
@@ -77,6 +77,7 @@ fn a_command_that_cannot_be_started_is_named() {
     let config = Config::alone(|_| None).unwrap();
     let command = ["/no/such/python".into()];
     let error = run(&config, &command, &PathBuf::new()).unwrap_err();
-    let words = "cannot start rank 0 with /no/such/python: No such file";
+    let words = "cannot start rank 0 with \"/no/such/python\": No such file";
     assert!(error.to_string().contains(words), "{error}");
+    assert_eq!(error.code(), 2);
 }

@@ -178,7 +178,7 @@ fn on_device(at: *const u8, len: usize) -> DevicePtr {
 }
 
 /// Adds element by element; floats of two bytes through f32.
-fn add(sum: &mut [u8], more: &[u8], dtype: DType) -> Result<(), Failure> {
+fn add(sum: &mut [u8], more: &[u8], dtype: DType) {
     macro_rules! add {
         ($type:ty, $plus:expr) => {{
             let read = |bytes: &[u8]| <$type>::from_le_bytes(bytes.try_into().expect("an element"));
@@ -195,12 +195,8 @@ fn add(sum: &mut [u8], more: &[u8], dtype: DType) -> Result<(), Failure> {
         DType::F32 => add!(f32, |a, b| a + b),
         DType::Bf16 => add!(bf16, |a, b| a + b),
         DType::F16 => add!(f16, |a, b| a + b),
-        other => {
-            let why = format!("sums of {other} are not made");
-            return Err(Failure::unsupported(why));
-        }
+        other => unreachable!("{other} is not summed"),
     }
-    Ok(())
 }
 
 impl Collectives for Member {
@@ -255,13 +251,18 @@ impl Collectives for Member {
         count: u64,
         dtype: DType,
     ) -> Result<(), Failure> {
+        if !dtype.is_summed() {
+            return Err(Failure::unsupported(format!(
+                "elements of type {dtype} are not summed; use i32, i64, bf16, f16 or f32"
+            )));
+        }
         let bytes = count * dtype.size_bytes();
         // SAFETY: the caller's duty.
         unsafe { self.post(TRANSFERS, data, bytes, 0) }?;
         if self.member == 0 {
             let mut sum = self.take(0, bytes)?.read()?;
             for member in 1..self.to.len() as u32 {
-                add(&mut sum, &self.take(member, bytes)?.read()?, dtype)?;
+                add(&mut sum, &self.take(member, bytes)?.read()?, dtype);
             }
             for to in &self.to {
                 let _ = to.send(Letter::Host(sum.clone()));

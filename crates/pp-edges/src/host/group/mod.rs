@@ -233,7 +233,7 @@ impl HostGroup {
     /// NaN.
     ///
     /// # Errors
-    /// As [`HostGroup::broadcast`]; the type is `u8`, or the slice is no whole number of elements.
+    /// As [`HostGroup::broadcast`]; the type is not summed ([`DType::is_summed`]), or the slice is no whole number of elements.
     pub fn all_reduce_sum(&mut self, data: &mut [u8], dtype: DType) -> Result<(), TransportError> {
         let mut sum = self.sum_of(dtype, data.len())?;
         let call = Kind::AllReduce.call(0, dtype, data.len() as u64, &[]);

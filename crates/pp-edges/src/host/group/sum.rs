@@ -29,7 +29,7 @@ impl Sum {
             DType::Bf16 => Self::Bf16(Box::new([0.0; BLOCK / 2])),
             DType::F16 => Self::F16(Box::new([0.0; BLOCK / 2])),
             DType::F32 => Self::F32(Box::new([0.0; BLOCK / 4])),
-            _ => unreachable!("refused before"),
+            other => unreachable!("{other} is not summed"),
         }
     }
 
