@@ -1,9 +1,10 @@
 //! A job: ranks that start, meet, agree, connect, run, restart and end together.
 //!
 //! A program brings a plan, the stages of each rank and a backend; this crate makes a job of them. It starts the ranks
-//! as processes of the same command line, or of another one ([`Job::command`]), or is one of those that a launcher (torchrun, Slurm, MPI) started; lets them
-//! authenticate each other and compare how they were started; connects them; watches them; starts a rank again when it
-//! is lost; and ends all of them within a second of a failure, with one line that names the rank and the operation.
+//! as processes of the same command line, or of another one ([`Job::command`]), or is one of those that a launcher
+//! (torchrun, Slurm, MPI) started; lets them authenticate each other and compare how they were started; connects them;
+//! watches them; starts a rank again when it is lost; and ends all of them within a second of a failure, with one line
+//! that names the rank and the operation.
 //!
 //! The whole program of a user is short. This one is `examples/downstream`, which streams a spectrogram through a
 //! vocoder on three ranks:

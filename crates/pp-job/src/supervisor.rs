@@ -227,7 +227,6 @@ impl SupervisedJob {
             }
             [] => self.same_command()?,
         };
-        let program = command.get_program().to_owned();
         for name in LocalJob::launcher_variables() {
             command.env_remove(name);
         }
@@ -257,6 +256,7 @@ impl SupervisedJob {
         let out = out.try_clone_to_owned();
         command.stdout(out.context("cannot pass standard output on")?);
         command.spawn().map_err(|source| {
+            let program = command.get_program();
             let text = format!("cannot start rank {rank} with {program:?}");
             match source.kind() {
                 ErrorKind::NotFound | ErrorKind::PermissionDenied if !self.command.is_empty() => {

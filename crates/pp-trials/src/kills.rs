@@ -1,9 +1,9 @@
 //! `pp-trials kills`: how long a rank is away that is killed and started again, beside the start of a bare rank.
 //!
 //! A job denoises a film of small frames while its rank of `phase_b` is killed again and again, each time only when the
-//! output goes on; with `--large`, every 600 ms, and frames are large. The output must be that of an undisturbed job. Before and after it a process of this program does what a
-//! rank must do in any case (`start`): it opens the driver and a context, and loads the kernels. What a restart takes
-//! longer than that is ours. Between the kills the memory of the GPUs must stay what it is, and rank 0 must not grow.
+//! output goes on. With `--large` the frames are large, and the rank is killed every 600 ms. The output must be that of an
+//! undisturbed job. Before and after it a process of this program does what a rank must do in any case (`start`): it opens
+//! the driver and a context, and loads the kernels. What a restart takes longer than that is ours. Between the kills the memory of the GPUs must stay what it is, and rank 0 must not grow.
 
 mod start;
 

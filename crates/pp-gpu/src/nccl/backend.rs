@@ -52,8 +52,9 @@ impl NcclBackend {
         backend
     }
 
-    /// Returns a backend without NCCL. By itself it makes edges within one rank. In a [`GpuBackend`](crate::gpu_backend::GpuBackend) it serves
-    /// any number of ranks: NCCL is loaded when an edge or a group first needs it.
+    /// Returns a backend without NCCL. By itself it makes edges within one rank. In a
+    /// [`GpuBackend`](crate::gpu_backend::GpuBackend) it serves any number of ranks: NCCL is loaded when an edge or a group first
+    /// needs it.
     pub fn alone(device: Device) -> Self {
         Self {
             device,
