@@ -20,6 +20,8 @@ pub const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
 pub const REPORT_FD: &str = "PP_REPORT_FD";
 /// The variable that gives rank 0 the pipe on which its supervisor tells of losses.
 pub const LOSSES_FD: &str = "PP_LOSSES_FD";
+/// The variable that gives a rank the number of its job ([`crate::Job::number`]).
+pub(crate) const JOB: &str = "PP_JOB_NUMBER";
 /// The devices of all ranks, as the supervisor has them.
 pub const DEVICES: &str = "PP_RANK_DEVICES";
 /// The longest time that a setting may name, in milliseconds: no wait is without end.
@@ -58,10 +60,19 @@ pub struct Config {
 #[derive(Clone, Debug)]
 pub(crate) struct Supervisor {
     pub(crate) pid: String,
+    /// Which job of the program this rank is of.
+    pub(crate) job: u32,
     /// The pipe that takes reports.
     pub(crate) report_fd: Option<String>,
     /// The pipe on which rank 0 is told of losses.
     pub(crate) losses_fd: Option<String>,
+}
+
+impl Supervisor {
+    /// Says whether this process is the supervisor.
+    pub(crate) fn is_here(&self) -> bool {
+        self.pid == std::process::id().to_string()
+    }
 }
 
 impl Config {
@@ -83,8 +94,10 @@ impl Config {
     /// As [`Config::from_env`].
     pub fn alone(env: impl Fn(&str) -> Option<OsString>) -> Result<Self, Error> {
         let text = |name: &str| env(name).and_then(|value| value.into_string().ok());
+        let job = text(JOB).and_then(|number| number.parse().ok());
         let supervisor = text(SUPERVISOR).map(|pid| Supervisor {
             pid,
+            job: job.unwrap_or(0),
             report_fd: text(REPORT_FD),
             losses_fd: text(LOSSES_FD),
         });

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_runtime::switch::Switch;
 
+use crate::caller::Caller;
 use crate::config::Config;
 use crate::end::end_now;
 use crate::error::{Error, code_of};
@@ -24,6 +25,8 @@ pub(crate) struct Context {
     pub(crate) reporter: Reporter,
     /// The other ranks hear of the end of this one over their channels, or learn that it does not come.
     pub(crate) is_met: AtomicBool,
+    /// The process is a caller's: nothing here ends it.
+    pub(crate) caller: Option<Arc<Caller>>,
     /// The GPUs that several ranks share; on rank 0.
     pub(crate) shared: Mutex<Vec<SharedDevice>>,
 }
@@ -66,8 +69,14 @@ impl Context {
     }
 
     /// Ends this process with what is known of the fault. Nothing is half written, because output that is not
-    /// finished has no name.
+    /// finished has no name. Where the process is a caller's, this ends the rank, and leaves the thread that calls it behind.
     pub(crate) fn end_with(self: &Arc<Self>, fault: &Fault) -> ! {
+        if let Some(caller) = &self.caller {
+            caller.end(Err(self.settle(fault.clone().into())));
+            loop {
+                std::thread::park();
+            }
+        }
         let (fault, context) = (fault.clone(), Arc::clone(self));
         let code = match fault.kind {
             FaultKind::Interrupted => 128 + self.signals.aborted_by(),

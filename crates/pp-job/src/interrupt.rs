@@ -10,8 +10,8 @@ use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
+use crate::caller::Hears;
 use crate::context::Context;
-use crate::end::end_now;
 use crate::signal_names::{handled_or_ignored, heard};
 use crate::signals::{SignalTarget, is_echo_of, say_that_it_drains};
 use crate::threads::start_thread;
@@ -97,12 +97,15 @@ impl Drop for Hearing {
 pub(crate) fn take_signals(context: &Arc<Context>) -> std::io::Result<Hearing> {
     let taking = Arc::clone(context);
     on_signals(context.is_supervised(), move |signal| {
-        taking.take_signal(signal);
+        match &taking.caller {
+            Some(caller) => caller.signal(signal),
+            None => Arc::clone(&taking).take_signal(signal),
+        }
     })
 }
 
-impl Context {
-    fn take_signal(self: &Arc<Self>, signal: i32) {
+impl Hears for Context {
+    fn take_signal(self: Arc<Self>, signal: i32) {
         if signal == SIGUSR1 {
             let flight = self.flight.clone();
             // On a thread of its own: a disk that is away must not keep an abort waiting.
@@ -115,11 +118,17 @@ impl Context {
         if self.is_supervised() || !is_echo_of(self.signals.first(), signal) {
             match self.signals.note(signal) {
                 true => self.drain(signal),
-                false => self.abort(),
+                false => self.abort_or_end(),
             }
         }
     }
 
+    fn abort(&self) {
+        self.signals.abort_switch();
+    }
+}
+
+impl Context {
     fn drain(self: &Arc<Self>, signal: u8) {
         let target = self.signals.state().target.clone();
         match target {
@@ -175,7 +184,7 @@ impl Context {
         }
     }
 
-    fn abort(self: &Arc<Self>) {
+    fn abort_or_end(self: &Arc<Self>) {
         let mut state = self.signals.state();
         let first = state.first;
         if let SignalTarget::Finished(signal) = &mut state.target {
@@ -184,14 +193,20 @@ impl Context {
         }
         let target = state.target.clone();
         drop(state);
-        if let SignalTarget::Switch(switch) = target {
+        if let SignalTarget::Switch(switch) = &target {
             switch.abort();
             // A rank that is alone has no watchdog that would end a stuck driver.
             std::thread::sleep(times::GRACE * 2);
+            if self
+                .caller
+                .as_ref()
+                .is_some_and(|caller| caller.has_ended())
+            {
+                return;
+            }
             if let Some(fault) = switch.fault() {
                 self.end_with(fault);
             }
-            end_now(128 + self.signals.aborted_by());
         }
         // No driver runs that could see it.
         let what = match target {

@@ -1,8 +1,10 @@
 //! The life of a job in one process: the supervisor's, a rank's, or that of a job of one process.
 
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context as _;
@@ -20,8 +22,10 @@ use crate::error::{Error, caught};
 use crate::flight::Flight;
 use crate::interrupt::{Hearing, take_signals};
 
+use crate::caller::Caller;
 use crate::reports::{Report, Reporter};
 use crate::signals::Signals;
+use crate::supervisor::{Supervised, supervise};
 use crate::{RANK_0, supervisor};
 
 /// Runs `program`, prints its error as one line and ends the process with the matching exit code. It does not return,
@@ -43,13 +47,14 @@ pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
 /// A job: a pipeline, and how it is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    config: &'a Config,
-    pipeline: &'a Pipeline,
-    depth: u32,
-    restarts: u32,
-    schedule: Option<&'a Runnable>,
-    devices: &'a [DeviceName],
-    command: &'a [OsString],
+    pub(crate) config: &'a Config,
+    pub(crate) pipeline: &'a Pipeline,
+    pub(crate) depth: u32,
+    pub(crate) restarts: u32,
+    pub(crate) schedule: Option<&'a Runnable>,
+    pub(crate) devices: &'a [DeviceName],
+    pub(crate) command: &'a [OsString],
+    pub(crate) number: u32,
 }
 
 impl<'a> Job<'a> {
@@ -64,6 +69,7 @@ impl<'a> Job<'a> {
             schedule: None,
             devices: &config.devices,
             command: &[],
+            number: 0,
         }
     }
 
@@ -111,6 +117,15 @@ impl<'a> Job<'a> {
     #[must_use]
     pub fn command(mut self, command: &'a [OsString]) -> Self {
         self.command = command;
+        self
+    }
+
+    /// Which job of the program this is, where a program runs several, one after the other: 1, 2 and so on. Without a launcher
+    /// each job starts ranks of its own. A rank that was started for job N passes over the jobs before it, and its process
+    /// ends where the program comes to a job behind it. Without this a rank takes part in the job that it comes to first.
+    #[must_use]
+    pub fn number(mut self, number: u32) -> Self {
+        self.number = number;
         self
     }
 
@@ -166,37 +181,67 @@ impl<'a> Job<'a> {
     /// # Errors
     /// What ended the job. The supervisor prints it, so that a job prints one line.
     pub fn run(self, rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error>) -> Result<(), Error> {
+        match self.begin()? {
+            Placed::PassedOver => Ok(()),
+            Placed::Rank(launch) => self.be_rank(&launch, None, rank),
+            Placed::Supervisor => {
+                let done = supervise(&self.supervised(), None, channel());
+                log_aside(|| tracing::info!("the job ends"));
+                done
+            }
+        }
+    }
+
+    /// Says what this process is to do, before it does anything.
+    pub(crate) fn begin(&self) -> Result<Placed, Error> {
         // First, so that a rank whose supervisor is gone says nothing.
         if let Some(supervisor) = &self.config.supervisor {
             supervisor::bind_to_parent(&supervisor.pid)?;
+            match self.number.cmp(&supervisor.job) {
+                Less => return Ok(Placed::PassedOver),
+                Equal => {}
+                // Another process was started for it.
+                Greater => leave(0),
+            }
         }
         self.check()?;
         let world = self.pipeline.world_size();
-        let alone = LocalJob::new(world)
-            .launch(RANK_0)
-            .map_err(anyhow::Error::new)?;
-        let launch = match &self.config.launch {
+        match &self.config.launch {
             Some(launch) => {
                 let started = launch.world_size().get();
                 let instead = format!("give a pipeline of {started}");
                 check_world(started, self.pipeline, &instead)?;
-                launch
+                Ok(Placed::Rank(launch.clone()))
             }
-            None if world.get() == 1 => &alone,
-            None => {
-                let done = supervisor::supervise(
-                    self.config,
-                    self.pipeline,
-                    self.restarts,
-                    self.command,
-                    self.devices,
-                );
-                log_aside(|| tracing::info!("the job ends"));
-                return done;
+            None if world.get() == 1 => {
+                let alone = LocalJob::new(world).launch(RANK_0);
+                Ok(Placed::Rank(alone.map_err(anyhow::Error::new)?))
             }
-        };
+            None => Ok(Placed::Supervisor),
+        }
+    }
+
+    /// What its supervisor must know.
+    pub(crate) fn supervised(&self) -> Supervised<'a> {
+        Supervised {
+            config: self.config,
+            pipeline: self.pipeline,
+            restarts: self.restarts,
+            command: self.command,
+            devices: self.devices,
+            number: self.number,
+        }
+    }
+
+    /// Is a rank, to its end.
+    pub(crate) fn be_rank(
+        self,
+        launch: &Launch,
+        caller: Option<&Arc<Caller>>,
+        rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         log_aside(|| tracing::info!(pid = std::process::id(), "the rank starts"));
-        let context = self.context(launch);
+        let context = self.context(launch, caller);
         let (context, _hearing) = context.map_err(|error| join_to_abort(launch, error))?;
         context.reporter.tell(Report::SignalsReady);
         let this = ThisRank {
@@ -219,10 +264,17 @@ impl<'a> Job<'a> {
         done
     }
 
-    /// What the parts of this rank share. It takes signals as long as the second value lives.
-    fn context(&self, launch: &Launch) -> Result<(Arc<Context>, Hearing), Error> {
+    /// What the parts of this rank share. It takes signals as long as the second value lives, or from its supervisor where
+    /// that is this process, too.
+    fn context(
+        &self,
+        launch: &Launch,
+        caller: Option<&Arc<Caller>>,
+    ) -> Result<(Arc<Context>, Option<Hearing>), Error> {
         let reporter = Reporter::new(launch.rank(), self.config.supervisor.as_ref());
-        reporter.prepare_last();
+        if caller.is_none() {
+            reporter.prepare_last();
+        }
         if self.config.heartbeat.is_some() {
             reporter.live()?;
         }
@@ -234,10 +286,15 @@ impl<'a> Job<'a> {
             flight,
             reporter,
             is_met: AtomicBool::new(false),
+            caller: caller.cloned(),
             shared: Mutex::default(),
         });
-        let hearing = take_signals(&context).context("cannot handle signals")?;
-        Ok((context, hearing))
+        if let Some(caller) = caller {
+            caller.hears(Arc::clone(&context) as _);
+        }
+        let is_told = caller.is_some() && context.is_supervised();
+        let hearing = (!is_told).then(|| take_signals(&context)).transpose();
+        Ok((context, hearing.context("cannot handle signals")?))
     }
 }
 
@@ -304,6 +361,14 @@ fn check_devices(devices: &[DeviceName], pipeline: &Pipeline) -> Result<(), Erro
         }
     }
     Ok(())
+}
+
+/// What a process does in a job.
+pub(crate) enum Placed {
+    /// It is a rank of a later job of the program.
+    PassedOver,
+    Rank(Launch),
+    Supervisor,
 }
 
 /// The rank that this process is.

@@ -23,7 +23,7 @@
 //! [`Job::run`] calls its closure in the process of each rank. There [`ThisRank::run`] opens the stages that stand on the
 //! rank, and no others: the source on rank 0, which tells the other ranks what it found. [`Program::finish`] runs on rank 0
 //! once everything was taken. Where the pipeline has several ranks and no launcher started them, the process that the
-//! user started runs none of this: it supervises.
+//! user started runs none of this: it supervises. [`Job::open`] makes that process rank 0, on a thread beside the caller's.
 //!
 //! The ranks can be threads of one process, too: each takes the launch of its rank from one [`LocalJob`](prelude::LocalJob)
 //! and puts it into [`Config::launch`].
@@ -33,6 +33,7 @@
 //! unfinished output files, the panic hook, the allocator and the devices;
 //! and standard output, where [`output::keep_stdout`] was called.
 
+mod caller;
 mod config;
 mod context;
 mod decline;
@@ -47,6 +48,7 @@ mod program;
 mod rank;
 mod recordings;
 mod reports;
+mod running;
 mod shared;
 mod signal_names;
 mod signals;
@@ -62,6 +64,7 @@ pub use crate::error::Error;
 pub use crate::job::{Job, ThisRank, main};
 pub use crate::program::{Elsewhere, Finished, Opened, Program};
 pub use crate::rank::join::Profile;
+pub use crate::running::Running;
 pub use crate::shared::SharedDevice;
 
 /// Parts that `pp` and its trials share with this crate. They may change at any time.

@@ -175,14 +175,16 @@ impl Reporter {
     /// # Errors
     /// No thread is to be had.
     pub(crate) fn live(&self) -> Result<(), Error> {
-        if self.pipe.is_none() {
+        let (Some(pipe), Some(alive)) = (&self.pipe, self.encode(Report::Alive)) else {
             return Ok(());
-        }
-        let reporter = self.clone();
+        };
+        // Until nothing else of the rank has the pipe.
+        let pipe = Arc::downgrade(pipe);
         let beat = move || {
-            loop {
+            while let Some(pipe) = pipe.upgrade() {
                 // Waits while the pipe is full: it has signs enough in it.
-                reporter.tell(Report::Alive);
+                let _ = (&*pipe).write_all(&alive);
+                drop(pipe);
                 std::thread::sleep(crate::times::BEAT_EVERY);
             }
         };

@@ -130,6 +130,14 @@ impl Signals {
         self.state().target = SignalTarget::Finished(interrupted);
     }
 
+    /// Aborts what runs, if anything does.
+    pub(crate) fn abort_switch(&self) {
+        let target = self.state().target.clone();
+        if let SignalTarget::Switch(switch) = target {
+            switch.abort();
+        }
+    }
+
     /// The switch is out of service, and another will come: until then a drain is kept, and an abort ends the process.
     pub(crate) fn await_replacement(&self) {
         let mut state = self.state();

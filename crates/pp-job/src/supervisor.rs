@@ -21,10 +21,10 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt as _};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -42,33 +42,90 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGUSR1};
 use self::core::Core;
 use self::events::{Action, Event, Terms};
 use self::verdict::Verdict;
-use crate::config::{Config, DEVICES, LOSSES_FD, REPORT_FD, SUPERVISOR};
+use crate::caller::{Caller, Here};
+use crate::config::{Config, DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR, Supervisor};
 use crate::end::{log_aside, say_aside};
 use crate::error::Error;
 use crate::flight::Recordings;
 use crate::interrupt::on_signals;
 use crate::output::stdout;
 use crate::signals::say_that_it_drains;
+use crate::threads::spawn;
 use crate::{RANK_0, reports, times};
 
 /// What the threads beside this one notice.
-enum Notice {
-    /// This rank has ended, and was not reaped: no other process has its number until it is.
-    Ended(Rank, Child),
+pub(crate) enum Notice {
+    /// This rank has ended.
+    Ended(Rank, Gone),
     /// What was reported before a mark was made is read.
     Mark,
     Event(Event),
 }
 
+impl Notice {
+    /// A signal came, or the program asks for what a signal asks for.
+    pub(crate) fn signal(signal: i32) -> Self {
+        Self::Event(match signal {
+            SIGUSR1 => Event::Asked,
+            signal => Event::Signal(signal as u8),
+        })
+    }
+}
+
+/// A rank that has ended.
+pub(crate) enum Gone {
+    /// A process that was not reaped: no other one has its number until it is.
+    Child(Child),
+    /// Rank 0 in this process.
+    Here(Result<(), Error>),
+    /// Rank 0 in this process, whose driver was left behind by the supervisor.
+    LeftBehind,
+}
+
+impl Gone {
+    fn pid(&self) -> u32 {
+        match self {
+            Self::Child(child) => child.id(),
+            Self::Here(_) | Self::LeftBehind => std::process::id(),
+        }
+    }
+
+    /// How it ended, in the terms of a process.
+    fn status(&mut self) -> Option<ExitStatus> {
+        match self {
+            Self::Child(child) => child.wait().ok(),
+            Self::Here(Ok(())) => Some(ExitStatus::from_raw(0)),
+            Self::Here(Err(error)) => Some(ExitStatus::from_raw(i32::from(error.code()) << 8)),
+            Self::LeftBehind => Some(ExitStatus::from_raw(Signal::KILL.as_raw())),
+        }
+    }
+}
+
+/// The job that is supervised.
+pub(crate) struct Supervised<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) pipeline: &'a Pipeline,
+    pub(crate) restarts: u32,
+    /// Starts a rank; this process's command line does if it is empty.
+    pub(crate) command: &'a [OsString],
+    pub(crate) devices: &'a [DeviceName],
+    pub(crate) number: u32,
+}
+
 /// Runs a command, or this same command line, once for each rank of the pipeline, and ends as they end. Ranks that may be
 /// restarted are started again, up to `restarts` times in all; rank 0 never is.
+/// Rank 0 lives in this process where it is `here`.
 pub(crate) fn supervise(
-    config: &Config,
-    pipeline: &Pipeline,
-    restarts: u32,
-    command: &[OsString],
-    devices: &[DeviceName],
+    supervised: &Supervised<'_>,
+    here: Option<Here>,
+    (notices, noticed): (Sender<Notice>, Receiver<Notice>),
 ) -> Result<(), Error> {
+    let Supervised {
+        config,
+        pipeline,
+        restarts,
+        ..
+    } = *supervised;
     let world = pipeline.world_size();
     let (report, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
         .context("cannot make the pipe for the reports of the ranks")?;
@@ -84,7 +141,6 @@ pub(crate) fn supervise(
     let (losses, to_rank_0) =
         rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::DIRECT | PipeFlags::NONBLOCK)
             .context("cannot make the pipe for what rank 0 is told")?;
-    let (notices, noticed) = mpsc::channel();
     let terms = Terms {
         world,
         restarts,
@@ -97,8 +153,11 @@ pub(crate) fn supervise(
     let mut job = SupervisedJob {
         recordings: Recordings::new(own.job_id(), config),
         local,
-        command: command.to_vec(),
-        devices: DeviceName::list(devices),
+        command: supervised.command.to_vec(),
+        devices: DeviceName::list(supervised.devices),
+        number: supervised.number,
+        here: None,
+        own: None,
         sink: pipeline.sink(),
         report: write_end,
         losses: to_rank_0,
@@ -113,26 +172,22 @@ pub(crate) fn supervise(
     // Before there is a rank that would live on without us.
     let to_core = notices.clone();
     let hearing = on_signals(false, move |signal| {
-        let event = match signal {
-            SIGUSR1 => Event::Asked,
-            signal => Event::Signal(signal as u8),
-        };
-        let _ = to_core.send(Notice::Event(event));
+        let _ = to_core.send(Notice::signal(signal));
     });
     let _hearing = hearing.context("cannot handle signals")?;
     let outcome = job
-        .begin(world, report, losses, notices)
+        .begin(world, (report, losses), (config, here))
         .and_then(|()| job.run(&noticed));
     if let Err(error) = outcome {
-        for pid in job.core.pids() {
-            kill(pid, Signal::KILL);
+        for pid in job.core.pids().collect::<Vec<_>>() {
+            job.kill(pid);
         }
         return Err(error);
     }
     let error = match job.core.verdict() {
         Verdict::Done => return Ok(()),
         Verdict::Interrupted(signal) => return Err(Error::Interrupted(signal)),
-        Verdict::Told(code) => return Err(Error::Told(code)),
+        Verdict::Told(code) => return Err(job.own.unwrap_or(Error::Told(code))),
         Verdict::Fault(fault, signal) if fault.kind == FaultKind::Interrupted => {
             let signal = job.signal.or(signal).unwrap_or(SIGINT as u8);
             Error::Aborted(fault, signal)
@@ -145,13 +200,6 @@ pub(crate) fn supervise(
     })
 }
 
-/// Runs this on a thread of its own.
-fn aside(act: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-    let thread = std::thread::Builder::new().name("pp-supervise".into());
-    thread.spawn(act).context("cannot start a thread")?;
-    Ok(())
-}
-
 /// A job under supervision.
 struct SupervisedJob {
     local: LocalJob,
@@ -159,6 +207,11 @@ struct SupervisedJob {
     command: Vec<OsString>,
     /// The devices of the ranks, as a list.
     devices: String,
+    number: u32,
+    /// Rank 0 in this process.
+    here: Option<Arc<Caller>>,
+    /// The error of that one, if it did not report it.
+    own: Option<Error>,
     /// The rank that writes to standard output beside rank 0.
     sink: Rank,
     /// The write end of the pipe that the ranks report on.
@@ -166,7 +219,7 @@ struct SupervisedJob {
     /// The write end of the pipe on which rank 0 is told why a rank is gone that is started again.
     losses: OwnedFd,
     /// Ranks that have ended, and since when, until what they reported before is read.
-    ended: VecDeque<(Rank, Child, Instant)>,
+    ended: VecDeque<(Rank, Gone, Instant)>,
     /// That takes less than this.
     marked_within: Duration,
     /// Processes that lived when they were killed here.
@@ -185,16 +238,19 @@ impl SupervisedJob {
     fn begin(
         &mut self,
         world: WorldSize,
-        report: OwnedFd,
-        losses: OwnedFd,
-        notices: Sender<Notice>,
+        (report, losses): (OwnedFd, OwnedFd),
+        (config, here): (&Config, Option<Here>),
     ) -> Result<(), Error> {
-        self.start(RANK_0, Some(losses))?;
+        match here {
+            Some(here) => self.start_here(here, config, &losses)?,
+            None => self.start(RANK_0, Some(losses))?,
+        }
         for rank in 1..world.get() {
             self.start(Rank::new(rank), None)?;
         }
         self.is_begun = true;
-        aside(move || {
+        let notices = self.notices.clone();
+        spawn("pp-supervise", move || {
             reports::read(report, |report| {
                 let report = report.map(|report| Notice::Event(Event::Reported(report)));
                 let _ = notices.send(report.unwrap_or(Notice::Mark));
@@ -210,12 +266,62 @@ impl SupervisedJob {
         let number = child.id();
         log_aside(move || tracing::info!(rank = rank.get(), pid = number, "a rank starts"));
         self.happened(Event::Started(rank, number))?;
-        aside(move || {
+        spawn("pp-supervise", move || {
             // Reaped by the thread that sends signals: none goes to a process that got its number.
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             while let Err(Errno::INTR) = waitid(WaitId::Pid(pid), options) {}
-            let _ = notices.send(Notice::Ended(rank, child));
+            let _ = notices.send(Notice::Ended(rank, Gone::Child(child)));
         })
+    }
+
+    /// Starts rank 0 in this process.
+    fn start_here(&mut self, here: Here, config: &Config, losses: &OwnedFd) -> Result<(), Error> {
+        let pid = std::process::id();
+        let launch = self.local.launch(RANK_0).map_err(anyhow::Error::new)?;
+        let config = Config {
+            launch: Some(launch),
+            supervisor: Some(Supervisor {
+                pid: pid.to_string(),
+                job: self.number,
+                report_fd: Some(self.report.as_raw_fd().to_string()),
+                losses_fd: Some(losses.as_raw_fd().to_string()),
+            }),
+            ..config.clone()
+        };
+        self.happened(Event::Started(RANK_0, pid))?;
+        let notices = self.notices.clone();
+        self.here = Some(here.start(config, move |done| {
+            let _ = notices.send(Notice::Ended(RANK_0, Gone::Here(done)));
+        })?);
+        Ok(())
+    }
+
+    /// Ends a rank at once.
+    fn kill(&mut self, pid: u32) {
+        match self.is_here(pid) {
+            Some(caller) if caller.leave_behind() => self.gone(RANK_0, Gone::LeftBehind),
+            Some(_) => {}
+            None => kill(pid, Signal::KILL),
+        }
+    }
+
+    /// Rank 0 in this process, if it has this number.
+    fn is_here(&self, pid: u32) -> Option<&Arc<Caller>> {
+        self.here.as_ref().filter(|_| pid == std::process::id())
+    }
+
+    /// Sends a signal to a rank.
+    fn signal(&self, pid: u32, signal: i32) {
+        match self.is_here(pid) {
+            Some(caller) => caller.signal(signal),
+            None => kill(pid, Signal::from_named_raw(signal).unwrap_or(Signal::INT)),
+        }
+    }
+
+    /// A rank has ended. What it reported before is read first.
+    fn gone(&mut self, rank: Rank, gone: Gone) {
+        reports::mark(&self.report);
+        self.ended.push_back((rank, gone, Instant::now()));
     }
 
     fn spawn(&self, rank: Rank, losses: Option<OwnedFd>) -> Result<Child, Error> {
@@ -235,6 +341,7 @@ impl SupervisedJob {
             .env(REPORT_FD, self.report.as_raw_fd().to_string())
             .env(SUPERVISOR, std::process::id().to_string())
             .env(DEVICES, &self.devices)
+            .env(JOB, self.number.to_string())
             // A terminal's Ctrl-C must reach the ranks once, through here.
             .process_group(0);
         if rank != RANK_0 {
@@ -294,10 +401,7 @@ impl SupervisedJob {
                 Some(at) => noticed.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
             match notice {
-                Ok(Notice::Ended(rank, child)) => {
-                    reports::mark(&self.report);
-                    self.ended.push_back((rank, child, Instant::now()));
-                }
+                Ok(Notice::Ended(rank, gone)) => self.gone(rank, gone),
                 Ok(Notice::Mark) => self.reap()?,
                 Ok(Notice::Event(event)) => {
                     if let Event::ReportsOver = event {
@@ -321,11 +425,15 @@ impl SupervisedJob {
 
     /// All that the first of those that have ended reported is read.
     fn reap(&mut self) -> Result<(), Error> {
-        let Some((rank, mut child, _)) = self.ended.pop_front() else {
+        let Some((rank, mut gone, _)) = self.ended.pop_front() else {
             return Ok(());
         };
-        let was_killed = self.killed.contains(&child.id());
-        self.happened(Event::Ended(rank, child.wait().ok(), was_killed))
+        let was_killed = self.killed.contains(&gone.pid());
+        let status = gone.status();
+        if let Gone::Here(Err(error)) = gone {
+            self.own = Some(error).filter(|error| !error.is_told());
+        }
+        self.happened(Event::Ended(rank, status, was_killed))
     }
 
     fn happened(&mut self, event: Event) -> Result<(), Error> {
@@ -337,15 +445,16 @@ impl SupervisedJob {
             match action {
                 Action::Start(rank) => self.start(rank, None)?,
                 Action::Kill(pid) => {
-                    self.killed.extend(is_alive(pid).then_some(pid));
-                    kill(pid, Signal::KILL);
+                    let is_alive = match self.is_here(pid) {
+                        Some(caller) => !caller.has_ended(),
+                        None => is_alive(pid),
+                    };
+                    self.killed.extend(is_alive.then_some(pid));
+                    self.kill(pid);
                 }
                 Action::TellLoss(why) => reports::tell_loss(&self.losses, &why),
-                Action::Pass(pid, signal) => {
-                    let signal = Signal::from_named_raw(signal.into());
-                    kill(pid, signal.unwrap_or(Signal::INT));
-                }
-                Action::Ask(pid) => kill(pid, Signal::USR1),
+                Action::Pass(pid, signal) => self.signal(pid, signal.into()),
+                Action::Ask(pid) => self.signal(pid, SIGUSR1),
                 Action::Say(line) => say_aside(line),
                 Action::SayDrain(signal) => say_that_it_drains(signal),
                 Action::Log(line) => log_aside(move || tracing::warn!("{line}")),

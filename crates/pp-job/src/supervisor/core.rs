@@ -14,7 +14,7 @@ use pp_contract::{Fault, FaultKind, Rank};
 
 use super::events::{Action, Event, Terms};
 use super::missed::Vigil;
-use super::rank_state::{RankState, Running};
+use super::rank_state::{Process, RankState};
 use super::verdict::{End, Ends, Verdict, verdict};
 use crate::RANK_0;
 use crate::reports::{Report, Reported, TargetProcess};
@@ -142,7 +142,7 @@ impl Core {
     fn started(&mut self, rank: Rank, pid: u32, now: Instant) {
         self.vigil.heard(rank, now);
         if let Some(place) = self.at(rank) {
-            place.running = Some(Running {
+            place.running = Some(Process {
                 pid,
                 hears: false,
                 is_asked: false,
@@ -206,7 +206,7 @@ impl Core {
         let Some(place) = self.at(rank) else {
             return;
         };
-        let Some(Running { pid, hears, .. }) = place.running.take() else {
+        let Some(Process { pid, hears, .. }) = place.running.take() else {
             return;
         };
         place.last = Some((pid, hears));

@@ -23,7 +23,7 @@ pub(super) struct Terms {
 
 /// What has happened.
 #[derive(Clone, Debug)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// This process of a rank runs.
     Started(Rank, u32),
     /// The process of this rank that ran has ended, and all that it reported was told before. Whether it was killed here

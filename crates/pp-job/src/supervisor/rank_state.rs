@@ -9,7 +9,7 @@ use crate::reports::{Chunks, Reported};
 
 /// A process that runs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Running {
+pub(super) struct Process {
     pub(super) pid: u32,
     /// It has said that it takes signals.
     pub(super) hears: bool,
@@ -21,7 +21,7 @@ pub(super) struct Running {
 #[derive(Clone, Debug, Default)]
 pub(super) struct RankState {
     pub(super) may_restart: bool,
-    pub(super) running: Option<Running>,
+    pub(super) running: Option<Process>,
     /// Whether the process that ended last had said that it takes signals.
     pub(super) last: Option<(u32, bool)>,
     /// The process that rank 0 gave up, or that gave no sign of life.

@@ -2,5 +2,6 @@
 
 mod command;
 mod mistakes;
+mod open;
 mod signals;
 mod two_jobs;
