@@ -35,6 +35,8 @@ struct Seat {
     rank: Option<Arc<dyn Hears>>,
     /// Signals that came before it took any.
     early: Vec<i32>,
+    /// The program asks for the end, and no user is told what happens now.
+    is_quiet: bool,
 }
 
 impl Caller {
@@ -44,6 +46,7 @@ impl Caller {
             ended: Some(Box::new(ended)),
             rank: None,
             early: Vec::new(),
+            is_quiet: false,
         })))
     }
 
@@ -74,6 +77,15 @@ impl Caller {
                 let _ = thread.spawn(move || rank.take_signal(signal));
             }
         }
+    }
+
+    /// From now on nobody is told that the job drains.
+    pub(crate) fn be_quiet(&self) {
+        self.state().is_quiet = true;
+    }
+
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.state().is_quiet
     }
 
     /// The rank has ended. Later calls do nothing.

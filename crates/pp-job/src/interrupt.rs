@@ -179,7 +179,8 @@ impl Context {
 
     /// Rank 0 says it for all ranks, and a supervisor for its rank 0.
     fn say_once(&self, signal: u8) {
-        if self.rank == RANK_0 && !self.is_supervised() {
+        let is_quiet = self.caller.as_ref().is_some_and(|caller| caller.is_quiet());
+        if self.rank == RANK_0 && !self.is_supervised() && !is_quiet {
             say_that_it_drains(signal);
         }
     }

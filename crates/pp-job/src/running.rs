@@ -144,7 +144,10 @@ impl Job<'_> {
                 let caller = here.start(config, tell)?;
                 match self.config.is_supervised() {
                     true => Box::new(|signal| _ = raise(signal)),
-                    false => Box::new(move |signal| caller.signal(signal)),
+                    false => Box::new(move |signal| {
+                        caller.be_quiet();
+                        caller.signal(signal);
+                    }),
                 }
             }
             Placed::Supervisor => {
@@ -158,7 +161,7 @@ impl Job<'_> {
                     };
                     tell(caught("the supervisor", supervised));
                 })?;
-                Box::new(move |signal| _ = signals.send(Notice::signal(signal)))
+                Box::new(move |signal| _ = signals.send(Notice::Asked(signal)))
             }
         };
         Ok(Running {

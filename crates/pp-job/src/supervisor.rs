@@ -60,11 +60,12 @@ pub(crate) enum Notice {
     /// What was reported before a mark was made is read.
     Mark,
     Event(Event),
+    /// The program asks for what this signal asks for.
+    Asked(i32),
 }
 
 impl Notice {
-    /// A signal came, or the program asks for what a signal asks for.
-    pub(crate) fn signal(signal: i32) -> Self {
+    fn signal(signal: i32) -> Self {
         Self::Event(match signal {
             SIGUSR1 => Event::Asked,
             signal => Event::Signal(signal as u8),
@@ -157,6 +158,7 @@ pub(crate) fn supervise(
         devices: DeviceName::list(supervised.devices),
         number: supervised.number,
         here: None,
+        is_quiet: false,
         own: None,
         sink: pipeline.sink(),
         report: write_end,
@@ -210,6 +212,8 @@ struct SupervisedJob {
     number: u32,
     /// Rank 0 in this process.
     here: Option<Arc<Caller>>,
+    /// The program asks for the end, and no user is told what happens now.
+    is_quiet: bool,
     /// The error of that one, if it did not report it.
     own: Option<Error>,
     /// The rank that writes to standard output beside rank 0.
@@ -403,6 +407,10 @@ impl SupervisedJob {
             match notice {
                 Ok(Notice::Ended(rank, gone)) => self.gone(rank, gone),
                 Ok(Notice::Mark) => self.reap()?,
+                Ok(Notice::Asked(signal)) => {
+                    self.is_quiet = true;
+                    self.notices.send(Notice::signal(signal)).ok();
+                }
                 Ok(Notice::Event(event)) => {
                     if let Event::ReportsOver = event {
                         self.marked_within = Duration::ZERO;
@@ -456,6 +464,7 @@ impl SupervisedJob {
                 Action::Pass(pid, signal) => self.signal(pid, signal.into()),
                 Action::Ask(pid) => self.signal(pid, SIGUSR1),
                 Action::Say(line) => say_aside(line),
+                Action::SayDrain(_) if self.is_quiet => {}
                 Action::SayDrain(signal) => say_that_it_drains(signal),
                 Action::Log(line) => log_aside(move || tracing::warn!("{line}")),
                 Action::NotRecorded(why) => self.recordings.failed(why),
