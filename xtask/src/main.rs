@@ -19,6 +19,7 @@ mod layers;
 mod mutants;
 mod nccl_bindings;
 mod process;
+mod python;
 mod run_pp;
 mod suite;
 mod tidy;
@@ -45,6 +46,10 @@ cargo xtask <command>
   walk            every order of events in larger cases than the suite walks: cores, watchdog, supervisor (minutes)
   placements [--part SEED] [--only TEXT...] [--jobs N]
                   the shipped job on every placement of its stages gives the bytes of one process
+  python          the suite of the Python package alone
+  torch           install PyTorch for the part of the suite that needs it, once, outside of the clone (5.3 GB)
+  wheel [--out DIR]
+                  the wheel of the Python package, for any Linux with glibc and CPython 3.10 or later
   bundle [--out DIR]
                   what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
   fuzz [--inputs N] [TARGET...]
@@ -80,6 +85,9 @@ fn run(args: &[String]) -> Result<()> {
         Some("everything") => everything::run(rest),
         Some("fuzz") => fuzz::run(rest),
         Some("bundle") => bundle::run(rest),
+        Some("python") => python::test("--package pp-python"),
+        Some("torch") => python::install_torch(),
+        Some("wheel") => python::wheel(rest),
         Some("soak") => trials::soak(rest),
         Some("placements") => trials::placements(rest),
         Some("bench") => bench::run(rest),

@@ -8,7 +8,7 @@ use std::thread;
 use anyhow::{Context, Result, ensure};
 
 use crate::process::{built, cargo, command, git, listed, output, run as run_command, target};
-use crate::trials;
+use crate::{python, trials};
 
 /// Set on build machines: there a check that cannot run has failed.
 const MUST_RUN: &str = "PP_TESTS_MUST_RUN";
@@ -50,7 +50,8 @@ pub(crate) fn run(beside: impl FnOnce() -> Result<Vec<Command>>) -> Result<()> {
         trials::part_of_placements(&trials, &seed)?;
         beside.join().expect("it does not panic")
     })?;
-    later.iter_mut().try_for_each(run_command)
+    later.iter_mut().try_for_each(run_command)?;
+    python::test("--workspace --lib --tests")
 }
 
 /// Builds what `test` runs, when nobody else wants the processors.

@@ -57,6 +57,18 @@ impl<S> Edge<S> {
     }
 }
 
+/// Keeps the memory of the slots of an edge mapped, longer than a lease or the edge does. It gives no right to touch a slot.
+#[derive(Clone, Debug)]
+pub struct Mapping(Arc<Region>);
+
+impl Mapping {
+    /// Says whether both keep the same memory. The slots of another generation lie in another one.
+    #[must_use]
+    pub fn is_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 /// A lease to write a slot of an edge in place.
 ///
 /// # If dropped
@@ -87,6 +99,11 @@ impl TxLease {
     /// Returns the size of the slot in bytes.
     pub fn capacity(&self) -> usize {
         self.edge.place.slot_bytes
+    }
+
+    /// Returns what keeps the slot mapped.
+    pub fn mapping(&self) -> Mapping {
+        Mapping(Arc::clone(&self.edge.region))
     }
 }
 
@@ -183,6 +200,11 @@ impl RxLease {
         // SAFETY: the sender handed the slot over (an acquire load saw it) and does not write it
         // until this lease is dropped; the lease keeps the region mapped.
         unsafe { std::slice::from_raw_parts(at.as_ptr(), self.len) }
+    }
+
+    /// Returns what keeps the slot mapped.
+    pub fn mapping(&self) -> Mapping {
+        Mapping(Arc::clone(&self.edge.region))
     }
 }
 

@@ -1,0 +1,27 @@
+"""Pipelines over CPUs and GPUs whose stages are Python: a source, stages and a sink on several ranks.
+
+A program writes its stages, names where they stand, and runs the job:
+
+    import pp_pipeline as pp
+
+    def double(chunk, out):
+        out["x"][...] = 2 * chunk["x"]
+
+    if __name__ == "__main__":
+        job = pp.Job("read@0 -> double@1 -> write@0", read=chunks, double=double)
+        for chunk in job:
+            print(chunk["x"])
+
+`docs/python.md` of the project is the guide.
+"""
+
+import sys as _sys
+
+if not _sys.platform.startswith("linux"):
+    raise ImportError("pp_pipeline runs on Linux alone: ranks share memory in ways that other systems do not have")
+
+from ._errors import JobError, StageError
+from ._job import Flow, Job, Summary
+from ._stages import At, Chunk, Item, Out, Spec, Stage
+
+__all__ = ["At", "Chunk", "Flow", "Item", "Job", "JobError", "Out", "Spec", "Stage", "StageError", "Summary"]

@@ -1,0 +1,180 @@
+"""Slots as arrays: NumPy arrays, or PyTorch tensors, that lie where a rank receives or sends.
+
+Hazard: an array outlives the chunk that it shows, and then shows another one. Guarantee: after each call the users of an array
+are counted, and one that was kept ends the job. Its memory stays mapped even then.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ._native import Layout, Memory
+
+# The names of the contract, those of NumPy's array interface, and PyTorch's. Types that NumPy lacks travel as unsigned integers.
+_TYPES = {
+    "u8": ("|u1", "uint8"),
+    "i8": ("|i1", "int8"),
+    "bool": ("|b1", "bool"),
+    "i16": ("<i2", "int16"),
+    "u16": ("<u2", "uint16"),
+    "i32": ("<i4", "int32"),
+    "u32": ("<u4", "uint32"),
+    "i64": ("<i8", "int64"),
+    "f16": ("<f2", "float16"),
+    "f32": ("<f4", "float32"),
+    "f64": ("<f8", "float64"),
+    "bf16": ("<u2", "bfloat16"),
+    "f8e4m3fn": ("|u1", "float8_e4m3fn"),
+    "f8e5m2": ("|u1", "float8_e5m2"),
+}
+_NAMES = {name: known for known, (_, name) in _TYPES.items()}
+_NOT_IN_NUMPY = {"bf16", "f8e4m3fn", "f8e5m2"}
+
+
+def dtype_name(dtype: Any) -> str:
+    """The contract's name of a type: `np.float32`, `torch.bfloat16`, "float32" or "f32" alike."""
+    if isinstance(dtype, str) and dtype in _TYPES:
+        return dtype
+    text = str(dtype)
+    text = text.removeprefix("torch.") if text.startswith("torch.") else text
+    if text not in _NAMES:
+        try:
+            text = np.dtype(dtype).name
+        except TypeError:
+            pass
+    if text not in _NAMES:
+        raise TypeError(f"{dtype!r} is no type that travels; the types are {', '.join(sorted(_NAMES))}")
+    return _NAMES[text]
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether this is a tensor of PyTorch, which is not imported for the question."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _ml_dtype(name: str) -> Any:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError(f"NumPy has no {_TYPES[name][1]}: install ml_dtypes, or use PyTorch (arrays='torch')") from None
+    return np.dtype(getattr(ml_dtypes, _TYPES[name][1]))
+
+
+def _array(memory: Memory, name: str, shape: tuple[int, ...], offset: int, size: int) -> np.ndarray[Any, Any]:
+    """The root of all views of a tensor: NumPy collapses chains of views, so each slice counts as its user."""
+    return np.asarray(memory.window(offset, size, shape, _TYPES[name][0]))
+
+
+class _NumPy:
+    """One tensor of a slot as a NumPy array."""
+
+    __slots__ = ("root", "tensor", "users")
+
+    def __init__(self, memory: Memory, name: str, shape: tuple[int, ...], offset: int, size: int, writes: bool) -> None:
+        self.root = _array(memory, name, shape, offset, size)
+        self.tensor = self.root.view(_ml_dtype(name)) if name in _NOT_IN_NUMPY else self.root.view()
+        self.tensor.flags.writeable = writes
+        self.users = self.count()
+
+    def count(self) -> int:
+        return sys.getrefcount(self.root) + sys.getrefcount(self.tensor)
+
+    def begin(self) -> None:
+        pass
+
+    def was_written(self) -> bool | None:
+        return None
+
+
+class _Torch:
+    """One tensor of a slot as a PyTorch tensor on the CPU."""
+
+    __slots__ = ("tensor", "users", "version", "_use_count")
+
+    def __init__(self, memory: Memory, name: str, shape: tuple[int, ...], offset: int, size: int, writes: bool) -> None:
+        import torch
+
+        self._use_count = torch._C._storage_Use_Count
+        # A tensor that is made under inference_mode has no version.
+        with torch.inference_mode(False), torch.no_grad():
+            raw = torch.from_numpy(_array(memory, "u8", (size,), offset, size))
+            self.tensor = raw.view(getattr(torch, _TYPES[name][1])).view(shape)
+        del raw
+        self.version = self.tensor._version
+        self.users = self.count()
+
+    def count(self) -> int:
+        users: int = self._use_count(self.tensor.untyped_storage()._cdata)
+        return users + sys.getrefcount(self.tensor)
+
+    def begin(self) -> None:
+        self.version = self.tensor._version
+
+    def was_written(self) -> bool | None:
+        return bool(self.tensor._version != self.version)
+
+
+class Views(Mapping[str, Any]):
+    """The tensors of one slot by name. A stage sees it as a chunk or as what it writes."""
+
+    _kind = "tensor"
+
+    def __init__(self, memory: Memory | None, layout: Layout, arrays: str, writes: bool) -> None:
+        view = _Torch if arrays == "torch" else _NumPy
+        self._views = {}
+        self._tensors = {}
+        for name, dtype, shape, offset, size in layout.tensors:
+            assert memory is not None
+            self._views[name] = made = view(memory, dtype, shape, offset, size, writes)
+            self._tensors[name] = made.tensor
+        # With the user of the dict.
+        for made in self._views.values():
+            made.users = made.count()
+        self._writes = writes
+        self._said: set[str] = set()
+        self._checks = list(self._views.items())
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            has = ", ".join(self._tensors) or "none"
+            raise KeyError(f"there is no tensor {name!r} here; there are {has}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def _begin(self) -> None:
+        self._said.clear()
+        for _, view in self._checks:
+            view.begin()
+
+    def _end(self, stage: str) -> None:
+        """Finds what a call must not have done: keep a tensor, write into one that came, or leave one unwritten that goes on."""
+        for name, view in self._checks:
+            if view.count() > view.users:
+                gc.collect()
+                if view.count() > view.users:
+                    raise RuntimeError(
+                        f"{stage} keeps tensor {name!r} beyond its call, and the memory is used for another chunk next: "
+                        "copy it (.copy() in NumPy, .clone() in PyTorch)"
+                    )
+            written = view.was_written()
+            if written is None:
+                continue
+            if self._writes and not written and name not in self._said:
+                raise RuntimeError(
+                    f"{stage} did not write tensor {name!r}: use out[{name!r}].copy_(...), or call out.written({name!r}) where "
+                    "something else than PyTorch wrote it"
+                )
+            if not self._writes and written:
+                raise RuntimeError(f"{stage} wrote into tensor {name!r}, which it received: write into what goes on, or copy it")

@@ -1,0 +1,159 @@
+"""What a rank opens: the parts of a job that stand on it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ._native import Feed, Results
+from ._stages import (
+    At,
+    Item,
+    SinkCall,
+    SourceCall,
+    Spec,
+    StageCall,
+    chosen_arrays,
+    item_of,
+    layout_of,
+    outputs_of,
+    specs_of,
+    specs_of_item,
+)
+
+# CPython's own, 5 ms, would let each stage wait so long for another busy thread of its process.
+_SWITCH_INTERVAL = 1e-4
+
+
+@dataclass(frozen=True)
+class Place:
+    """A stage of the pipeline."""
+
+    name: str
+    label: str
+    part: int
+    parts: int
+    ranks: list[int]
+
+
+class Program:
+    """Opens source, stages and sink. Its methods run on the thread that works, but for `__init__`."""
+
+    def __init__(
+        self,
+        places: list[Place],
+        given: dict[str, Any],
+        most: dict[str, Spec] | None,
+        arrays: str | None,
+        devices: list[str],
+        feed: Feed | None,
+        results: Results | None,
+    ) -> None:
+        self._places, self._given, self._most, self._arrays = places, given, most, arrays
+        self._devices, self._feed, self._results = devices, feed, results
+        self._enters = _caller_state()
+
+    def enter(self) -> None:
+        """Takes over what the caller has set for its thread."""
+        if sys.getswitchinterval() > _SWITCH_INTERVAL:
+            sys.setswitchinterval(_SWITCH_INTERVAL)
+        self._enters()
+
+    def open_source(self) -> tuple[Feed, SourceCall, list[int]]:
+        """The source, and the bytes of the largest payload behind each stage. Waits for the first chunk unless `most` says it."""
+        name = self._places[0].name
+        feed = self._feed
+        first: dict[str, Spec] | None = self._most
+        if feed is None:
+            feed = Feed(2)
+            chunks = _chunks(self._given[name])
+            if first is None:
+                item = next((item_of(chunk) for chunk in chunks), None)
+                first = specs_of_item(item) if item is not None else {}
+                if item is None:
+                    feed.end()
+                else:
+                    feed.push(item, item.cut)
+            threading.Thread(target=_read, args=(chunks, feed), name="pp-read", daemon=True).start()
+        assert first is not None
+        return feed, SourceCall(name), self._slot_bytes(first)
+
+    def _slot_bytes(self, specs: dict[str, Spec]) -> list[int]:
+        layout = layout_of(specs)
+        sizes = [layout.payload_bytes]
+        for place in self._places[1:-1]:
+            layout = layout_of(outputs_of(self._given[place.name])(specs_of(layout)))
+            sizes.append(layout.payload_bytes)
+        # A stage may receive chunks of no bytes; the memory of a slot has some.
+        return [max(size, 1) for size in sizes]
+
+    def open_stage(self, at: int, rank: int) -> StageCall:
+        """A stage that stands on this rank."""
+        place = self._places[at]
+        given = self._given[place.name]
+        device = self._devices[rank] if self._devices else "cpu"
+        made = _made(given, At(rank, device, place.part, place.parts))
+        return StageCall(place.label, made, outputs_of(given), chosen_arrays(made, self._arrays))
+
+    def open_sink(self, rank: int) -> tuple[SinkCall, Results | None]:
+        """The sink, which the caller is where the job is iterated over."""
+        place = self._places[-1]
+        sink = self._given.get(place.name)
+        if sink is not None:
+            sink = _made(sink, At(rank, self._devices[rank] if self._devices else "cpu", 0, 1))
+        return SinkCall(place.name, sink, chosen_arrays(sink, self._arrays)), self._results
+
+
+def _made(given: Any, at: At) -> Any:
+    """A stage: a class is called, with where it stands if it asks for that."""
+    if not inspect.isclass(given):
+        return given
+    make: Callable[..., Any] = given
+    takes = inspect.signature(make).parameters.values()
+    return make(at) if any(p.kind is not p.KEYWORD_ONLY and p.default is p.empty for p in takes) else make()
+
+
+def _chunks(source: Any) -> Any:
+    """The iterator of a source: an iterable, or a function that gives one."""
+    return iter(source() if callable(source) else source)
+
+
+def _read(chunks: Iterable[Any], feed: Feed) -> None:
+    """Reads the source, on a thread of its own: a source that waits holds up nothing."""
+    try:
+        for chunk in chunks:
+            item = item_of(chunk)
+            feed.push(item, item.cut)
+        feed.end()
+    except RuntimeError as error:
+        # Raised by a push once the job takes no more; then nobody hears of it.
+        feed.end(error)
+    except BaseException as error:
+        feed.end(error)
+
+
+def _caller_state() -> Callable[[], None]:
+    """What the caller's thread has set in PyTorch, to be set in another one."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return lambda: None
+    grad, device = torch.is_grad_enabled(), torch.get_default_device()
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
+
+    def enter() -> None:
+        torch.set_grad_enabled(grad)
+        if device != torch.get_default_device():
+            torch.set_default_device(device)
+        for kind, dtype in autocast:
+            torch.set_autocast_enabled(kind, True)
+            torch.set_autocast_dtype(kind, dtype)
+
+    return enter
+
+
+__all__ = ["Item", "Place", "Program"]

@@ -1,0 +1,272 @@
+//! A job with this process as rank 0, or as the rank that a launcher or a supervisor made it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pp_contract::{DeviceName, Pipeline, StageSpec};
+use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank};
+use pp_runtime::progress::StuckLimits;
+use pp_transport::host::Host;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::error::{Raised, ended};
+use crate::feed::Feed;
+use crate::results::Results;
+use crate::stages::{Adapter, PySink, PySource, PyStage};
+
+/// What the package says of a job.
+#[derive(FromPyObject)]
+pub(crate) struct Terms {
+    pipeline: String,
+    devices: Vec<String>,
+    depth: Option<u32>,
+    restarts: u32,
+    command: Vec<OsString>,
+    number: u32,
+    stuck_after: Option<f64>,
+    report: Option<PathBuf>,
+}
+
+/// Chunks, restarts and seconds of a job that is done.
+type Summary = (u64, u32, f64);
+
+/// A job that runs.
+///
+/// The job is aborted if this is dropped before its end.
+#[pyclass(frozen, module = "pp_pipeline._native")]
+pub(crate) struct Running {
+    job: Mutex<pp_job::Running>,
+    is_passed_over: bool,
+    raised: Raised,
+    summary: Arc<Mutex<Option<Summary>>>,
+}
+
+#[pymethods]
+impl Running {
+    /// Waits `seconds`. Returns whether the job is over; raises what ended it, once.
+    fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        let within = Duration::from_secs_f64(seconds.clamp(0.0, 3600.0));
+        let ended = py.detach(|| self.lock().wait_for(within));
+        match ended {
+            None => Ok(false),
+            Some(Ok(())) => Ok(true),
+            Some(Err(error)) => {
+                let error = self::ended(&error);
+                error.set_cause(py, self.raised.take());
+                Err(error)
+            }
+        }
+    }
+
+    /// Lets the chunks in flight finish, and ends the job.
+    fn drain(&self) {
+        self.lock().drain();
+    }
+
+    /// Ends the job at once.
+    fn abort(&self) {
+        self.lock().abort();
+    }
+
+    #[getter]
+    fn is_passed_over(&self) -> bool {
+        self.is_passed_over
+    }
+
+    /// Chunks, restarts and seconds, on rank 0 once the job is done.
+    #[getter]
+    fn summary(&self) -> Option<Summary> {
+        *self.summary.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Running {
+    fn lock(&self) -> std::sync::MutexGuard<'_, pp_job::Running> {
+        self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn settings() -> PyResult<Config> {
+    Config::from_env(|name| std::env::var_os(name)).map_err(|error| ended(&error))
+}
+
+/// The rank that this process has and the number of all, where it has one.
+#[pyfunction]
+pub(crate) fn place() -> PyResult<Option<(u32, u32)>> {
+    let launch = settings()?.launch;
+    Ok(launch.map(|launch| (launch.rank().get(), launch.world_size().get())))
+}
+
+/// The stages of a pipeline, in its order: name, label, part, parts and ranks of each.
+#[pyfunction]
+#[expect(clippy::type_complexity, reason = "a row of a table")]
+pub(crate) fn stages(pipeline: &str) -> PyResult<Vec<(String, String, usize, usize, Vec<u32>)>> {
+    let pipeline: Pipeline = pipeline.parse().map_err(|error| refused(&error))?;
+    let row = |stage: &StageSpec| {
+        let ranks = stage.ranks.iter().map(|rank| rank.get()).collect();
+        (
+            stage.name.to_string(),
+            stage.label(),
+            stage.part,
+            stage.parts,
+            ranks,
+        )
+    };
+    Ok(pipeline.stages().iter().map(row).collect())
+}
+
+/// Begins a job. `program` opens source, stages and sink, on the thread that works.
+#[pyfunction]
+pub(crate) fn begin(py: Python<'_>, terms: Terms, program: Py<PyAny>) -> PyResult<Running> {
+    let mut config = settings()?;
+    if let Some(seconds) = terms.stuck_after {
+        let stage = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO);
+        config.limits = (!stage.is_zero()).then(|| StuckLimits {
+            stage,
+            transport: stage.min(Duration::from_secs(10)),
+        });
+    }
+    let pipeline: Pipeline = terms.pipeline.parse().map_err(|error| refused(&error))?;
+    let devices: Result<Vec<DeviceName>, _> =
+        terms.devices.iter().map(|name| name.parse()).collect();
+    let devices = devices.map_err(|error| refused(&error))?;
+    let (raised, summary) = (Raised::default(), Arc::new(Mutex::new(None)));
+    let mut job = Job::new(&config, &pipeline)
+        .restarts(terms.restarts)
+        .command(&terms.command)
+        .number(terms.number);
+    if !devices.is_empty() {
+        job = job.devices(&devices);
+    }
+    if let Some(depth) = terms.depth {
+        job = job.depth(depth);
+    }
+    let own = Own {
+        program,
+        pipeline: pipeline.clone(),
+        raised: raised.clone(),
+        summary: Arc::clone(&summary),
+        report: terms.report,
+    };
+    let opened = py.detach(|| {
+        job.open(move |this| {
+            // A thread that has been attached once is attached again for little.
+            Python::attach(|py| own.enter(py).map(|()| py.detach(|| own.run(this))))
+                .map_err(|error| Error::Other(own_error(error)))?
+        })
+    });
+    let job = opened.map_err(|error| ended(&error))?;
+    Ok(Running {
+        is_passed_over: job.is_passed_over(),
+        job: Mutex::new(job),
+        raised,
+        summary,
+    })
+}
+
+fn refused(error: &dyn std::error::Error) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+fn own_error(error: PyErr) -> anyhow::Error {
+    anyhow::Error::msg(error.to_string())
+}
+
+/// The program of this rank.
+struct Own {
+    program: Py<PyAny>,
+    pipeline: Pipeline,
+    raised: Raised,
+    summary: Arc<Mutex<Option<Summary>>>,
+    report: Option<PathBuf>,
+}
+
+impl Own {
+    /// Prepares the thread.
+    fn enter(&self, py: Python<'_>) -> PyResult<()> {
+        self.program.call_method0(py, "enter").map(drop)
+    }
+
+    /// Opens a part of the program; an exception is a fault of this rank.
+    fn open<T>(&self, act: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T, Error> {
+        Python::attach(|py| {
+            act(self.program.bind(py)).map_err(|error| self.raised.fault(py, "open", error).into())
+        })
+    }
+
+    fn run(&self, this: ThisRank<'_>) -> Result<(), Error> {
+        let rank = this.rank().get();
+        let place = |stage: &StageSpec| {
+            self.pipeline
+                .stages()
+                .iter()
+                .position(|known| known.label() == stage.label())
+        };
+        let source = |bell: pp_transport::bell::Bell| {
+            let (feed, adapter, bytes) = self.open(|program| {
+                let opened = program.call_method0("open_source")?;
+                let (feed, source, bytes): (Feed, Bound<'_, PyAny>, Vec<u64>) = opened.extract()?;
+                Ok((feed, Adapter::new(&source, &self.raised)?, bytes))
+            })?;
+            feed.rings(bell);
+            Ok(Opened {
+                source: PySource { feed, adapter },
+                context_chunks: 0,
+                steps: 1,
+                shape: bytes,
+            })
+        };
+        let stages = self.pipeline.stages();
+        let mut program = Program::<Host, _, _>::new(&stages[0].name, source).payloads(
+            |[from, _], bytes: &Vec<u64>| {
+                place(from)
+                    .and_then(|at| bytes.get(at))
+                    .copied()
+                    .unwrap_or_default()
+            },
+        );
+        let mut named: Vec<&str> = Vec::new();
+        for stage in &stages[1..stages.len() - 1] {
+            if named.contains(&&*stage.name) {
+                continue;
+            }
+            named.push(&stage.name);
+            program = program.stage(&stage.name, |spec, _: &Vec<u64>| {
+                let open = |program: &Bound<'_, PyAny>| {
+                    let stage = program.call_method1("open_stage", (place(spec), rank))?;
+                    Adapter::new(&stage, &self.raised)
+                };
+                self.open(open).map(PyStage)
+            });
+        }
+        let sink = |_: &Vec<u64>, bell| {
+            let open = |program: &Bound<'_, PyAny>| {
+                let opened = program.call_method1("open_sink", (rank,))?;
+                let (sink, results): (Bound<'_, PyAny>, Option<Results>) = opened.extract()?;
+                Ok((Adapter::new(&sink, &self.raised)?, results))
+            };
+            let (adapter, results) = self.open(open)?;
+            if let Some(results) = &results {
+                results.rings(bell);
+            }
+            Ok(PySink { adapter, results })
+        };
+        let program = program
+            .sink(&stages[stages.len() - 1].name, sink)
+            .finish(|_, finished| self.finish(&finished));
+        this.run(Host, Profile::new(), program)
+    }
+
+    fn finish(&self, finished: &Finished) -> Result<(), Error> {
+        if let Some(report) = &self.report {
+            finished.write_report(report)?;
+        }
+        let chunks = finished.summary.recorder.totals().chunks;
+        let summary = (chunks, finished.restarts, finished.wall.as_secs_f64());
+        *self.summary.lock().unwrap_or_else(PoisonError::into_inner) = Some(summary);
+        Ok(())
+    }
+}

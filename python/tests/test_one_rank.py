@@ -1,0 +1,237 @@
+"""Jobs of one process: what stages get, and what they must not do."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pp_pipeline as pp
+
+ONE = "read@0 -> work@0 -> write@0"
+
+
+def chunks(count: int = 4, size: int = 8) -> Any:
+    for i in range(count):
+        yield {"x": np.full((size,), i, np.float32)}
+
+
+def double(chunk: pp.Chunk, out: pp.Out) -> None:
+    out["x"][...] = 2 * chunk["x"]
+
+
+# PyTorch may be imported by another test.
+Job = functools.partial(pp.Job, arrays="numpy")
+
+
+def values(job: pp.Job) -> list[float]:
+    return [float(chunk["x"][0]) for chunk in job]
+
+
+def test_a_job_runs_and_a_job_is_iterated_over() -> None:
+    got: list[float] = []
+    summary = Job(ONE, read=chunks, work=double, write=lambda chunk: got.append(float(chunk["x"][0]))).run()
+    assert summary is not None and (summary.chunks, summary.restarts) == (4, 0)
+    assert got == [0, 2, 4, 6]
+    assert values(Job(ONE, read=chunks(), work=double)) == got
+    assert values(Job(ONE, read=[], work=double)) == []
+
+
+def test_a_class_is_told_where_it_stands_and_finishes() -> None:
+    told: list[Any] = []
+
+    class Add(pp.Stage):
+        def __init__(self, at: pp.At) -> None:
+            self.at = at
+
+        def run(self, chunk: pp.Chunk, out: pp.Out) -> None:
+            out["x"][...] = chunk["x"] + 10**self.at.part
+
+        def finish(self) -> None:
+            told.append(self.at)
+
+    job = Job("read@0 -> add@0 -> add@0 -> write@0", read=chunks, add=Add)
+    assert values(job) == [11, 12, 13, 14]
+    assert told == [pp.At(0, "cpu", 0, 2), pp.At(0, "cpu", 1, 2)]
+
+
+def test_outputs_have_other_names_types_and_shapes() -> None:
+    class Halve(pp.Stage):
+        @staticmethod
+        def outputs(inputs: dict[str, pp.Spec]) -> dict[str, pp.Spec]:
+            x = inputs["x"]
+            return {"y": pp.Spec((x.shape[0] // 2,), np.float64), "n": pp.Spec((), "int64")}
+
+        def run(self, chunk: pp.Chunk, out: pp.Out) -> None:
+            out["y"][...] = chunk["x"][::2]
+            out["n"][...] = len(chunk["x"])
+
+    for chunk in Job(ONE, read=chunks, work=Halve):
+        assert list(chunk) == ["y", "n"]
+        assert chunk["y"].dtype == np.float64 and chunk["y"].shape == (4,)
+        assert chunk["n"] == 8 and chunk["y"][3] == chunk.index
+
+
+def test_every_type_goes_through() -> None:
+    kinds = "uint8 int8 bool int16 uint16 int32 uint32 int64 float16 float32 float64".split()
+    item = {kind: np.arange(3).astype(kind) for kind in kinds}
+
+    def same(chunk: pp.Chunk, out: pp.Out) -> None:
+        for name, array in chunk.items():
+            out[name][...] = array
+
+    [got] = [{name: array.copy() for name, array in chunk.items()} for chunk in Job(ONE, read=[item], work=same)]
+    for name, array in item.items():
+        assert got[name].dtype == array.dtype and (got[name] == array).all()
+
+
+def test_a_note_and_a_cut_travel() -> None:
+    notes: list[Any] = []
+    epochs: list[bool] = []
+
+    def work(chunk: pp.Chunk, out: pp.Out) -> None:
+        notes.append(chunk.note)
+        epochs.append(chunk.starts_epoch)
+        double(chunk, out)
+
+    note = {"prompt": "a cat", "steps": [1, 2]}
+    items = [pp.Item({"x": np.zeros(2)}, note=note), {"x": np.zeros(2)}, pp.Item({"x": np.zeros(2)}, cut="flush")]
+    assert [chunk.note for chunk in Job(ONE, read=items, work=work)] == notes == [note, {}, {}]
+    assert epochs == [True, False, True]
+    long = pp.Item({"x": np.zeros(2)}, note={"text": "x" * 5000})
+    with pytest.raises(pp.StageError, match="at most 4,096"):
+        Job(ONE, read=[long], work=work, write=print).run()
+
+
+def test_sizes_vary_up_to_the_most() -> None:
+    sizes = [3, 8, 1]
+    items = [{"x": np.zeros(size)} for size in sizes]
+    with pytest.raises(pp.StageError, match="most="):
+        Job(ONE, read=items, work=double, write=lambda chunk: None).run()
+    job = Job(ONE, read=items, work=double, most={"x": pp.Spec((8,), "float64")})
+    assert [len(chunk["x"]) for chunk in job] == sizes
+
+
+def test_an_exception_reaches_the_caller_with_its_cause() -> None:
+    def fail(chunk: pp.Chunk, out: pp.Out) -> None:
+        raise ZeroDivisionError("no cheese")
+
+    with pytest.raises(pp.StageError, match="ZeroDivisionError: no cheese") as caught:
+        Job(ONE, read=chunks, work=fail, write=print).run()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert (caught.value.rank, caught.value.code) == (0, 5)
+
+    def broken() -> Any:
+        yield {"x": np.zeros(1)}
+        raise OSError("the camera is gone")
+
+    with pytest.raises(pp.StageError, match="OSError: the camera is gone"):
+        list(Job(ONE, read=broken, work=double))
+
+
+def test_an_array_that_is_kept_ends_the_job_and_stays_good() -> None:
+    kept: list[np.ndarray] = []
+
+    def keep(chunk: pp.Chunk, out: pp.Out) -> None:
+        double(chunk, out)
+        kept.append(chunk["x"][1:3])
+
+    with pytest.raises(pp.StageError, match="work keeps tensor 'x'.*copy"):
+        Job(ONE, read=chunks, work=keep, write=lambda chunk: None).run()
+    gc.collect()
+    assert kept[0].shape == (2,) and float(kept[0].sum()) == float(kept[0].sum())
+    with pytest.raises(RuntimeError, match="loop over the job keeps"):
+        for chunk in Job(ONE, read=chunks, work=double):
+            kept.append(chunk["x"])
+
+
+def test_what_is_received_is_read_only() -> None:
+    def write(chunk: pp.Chunk, out: pp.Out) -> None:
+        chunk["x"][0] = 1
+
+    with pytest.raises(pp.StageError, match="read-only"):
+        Job(ONE, read=chunks, work=write, write=print).run()
+
+
+def test_a_result_is_there_while_the_source_waits() -> None:
+    go = threading.Event()
+
+    def slow() -> Any:
+        yield {"x": np.zeros(1)}
+        go.wait(60)
+
+    for chunk in Job(ONE, read=slow, work=double):
+        assert chunk.index == 0
+        go.set()
+
+
+def test_a_loop_that_is_left_ends_the_job() -> None:
+    def endless() -> Any:
+        while True:
+            yield {"x": np.zeros(1)}
+
+    for chunk in Job(ONE, read=endless, work=double):
+        if chunk.index == 3:
+            break
+    threads = {thread.name for thread in threading.enumerate()}
+    deadline = time.monotonic() + 10
+    while "pp-read" in threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+        threads = {thread.name for thread in threading.enumerate()}
+    assert "pp-read" not in threads
+
+
+def test_a_server_pushes_and_pulls() -> None:
+    most = {"x": pp.Spec((8,), "float32")}
+    with Job(ONE, work=double, most=most).open() as flow:
+
+        def push() -> None:
+            for chunk in chunks():
+                flow.push(chunk)
+            flow.end()
+
+        pusher = threading.Thread(target=push)
+        pusher.start()
+        assert [float(chunk["x"][0]) for chunk in flow] == [0, 2, 4, 6]
+        pusher.join()
+    with Job(ONE, work=double, most=most).open(queue=1) as flow:
+        pushed = 0
+        while flow.push(next(chunks()), timeout=0.5):
+            pushed += 1
+        assert pushed >= 2 and len(flow) == 1
+    with pytest.raises(RuntimeError, match="takes no more"):
+        flow.push(np.zeros(8, np.float32))
+
+
+def test_a_stage_that_is_stuck_is_an_exception() -> None:
+    forever = threading.Event()
+
+    def stick(chunk: pp.Chunk, out: pp.Out) -> None:
+        forever.wait()
+
+    with pytest.raises(pp.JobError, match="timed out: rank 0: work: no progress") as caught:
+        Job(ONE, read=chunks, work=stick, write=print, stuck_after=1).run()
+    assert caught.value.code == 9
+    forever.set()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Job(ONE, read=chunks, wrok=double), "there is no stage 'wrok'"),
+        (lambda: Job(ONE, read=chunks), "stage 'work' of .* is not given"),
+        (lambda: Job(ONE, read=chunks, work=double).run(), "'write' is not given"),
+        (lambda: list(Job(ONE, read=chunks, work=double, write=print)), "'write' is given"),
+        (lambda: Job(ONE, work=double).open(), "most="),
+        (lambda: Job("read@0 -> work@", read=chunks, work=double), "write a rank here"),
+        (lambda: Job(ONE, read=chunks, work=double, devices=["tpu"], write=print), "tpu"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused(make: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        make()

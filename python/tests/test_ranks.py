@@ -1,0 +1,195 @@
+"""Jobs of several processes: programs in files of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from conftest import Film
+
+TWO = """
+if __name__ == "__main__":
+    job = pp.Job("read@0 -> double@1 -> write@0", read=chunks, double=double)
+    print([float(chunk["x"][0]) for chunk in job])
+"""
+
+
+def test_other_ranks_run_the_same_file(film: Film) -> None:
+    code, out, error = film.run(TWO)
+    assert (code, out) == (0, "[0.0, 2.0, 4.0, 6.0, 8.0, 10.0]\n"), error
+    assert error == "[]\n"
+
+
+def test_a_program_runs_several_jobs(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        for size in (1, 2, 3):
+            job = pp.Job("read@0 -> double@1 -> write@0", read=chunks(2, size), double=double, write=lambda chunk: None)
+            done = job.run()
+            print(size, done and done.chunks)
+        """
+    )
+    assert (code, out) == (0, "1 2\n2 2\n3 2\n"), error
+
+
+def test_a_rank_that_is_killed_is_started_again(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        def work(chunk, out):
+            if chunk.index == 3 and once("died"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            double(chunk, out)
+
+        if __name__ == "__main__":
+            got = []
+            job = pp.Job("read@0 -> work@1 -> write@0", read=chunks, work=work, write=lambda c: got.append(float(c["x"][0])),
+                         restarts=1)
+            print(job.run().restarts, got)
+        """
+    )
+    assert (code, out) == (0, "1 [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]\n"), error
+    assert "rank 1 is gone" in error
+
+
+def test_faults_of_another_rank_are_exceptions(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        def fail(chunk, out):
+            raise ValueError("out of cheese")
+
+        def die(chunk, out):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        for stage in (fail, die):
+            job = pp.Job("read@0 -> work@1 -> write@0", read=chunks, work=stage, write=print)
+            start = time.monotonic()
+            try:
+                job.run()
+            except pp.JobError as error:
+                print(type(error).__name__, error.rank, error.code, error)
+        print("alive")
+        """
+    )
+    lines = out.splitlines()
+    assert code == 0, error
+    assert lines[0].startswith("StageError 1 5 plugin: rank 1: run: ValueError: out of cheese"), out
+    assert lines[1].startswith("JobError 1 7 peer died: rank 1: run: the process was ended by signal 9"), out
+    assert lines[2:] == ["alive"]
+
+
+def test_a_rank_dies_while_the_loop_sleeps(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        def die(chunk, out):
+            if chunk.index == 1:
+                time.sleep(0.2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            double(chunk, out)
+
+        if __name__ == "__main__":
+            try:
+                for chunk in pp.Job("read@0 -> die@1 -> write@0", read=chunks, die=die):
+                    print(chunk.index)
+                    time.sleep(1)
+            except pp.JobError as error:
+                print(error.code)
+        """
+    )
+    assert (code, out) == (0, "0\n7\n"), error
+
+
+def test_ctrl_c_drains_and_is_then_raised(film: Film) -> None:
+    running = film.start(
+        """
+        def endless():
+            while True:
+                yield np.zeros(4)
+
+        if __name__ == "__main__":
+            for chunk in (1, 2):
+                try:
+                    for chunk in pp.Job("read@0 -> double@1 -> write@0", read=endless, double=double):
+                        print("went", flush=True)
+                        time.sleep(0.01)
+                except KeyboardInterrupt:
+                    print("interrupted", flush=True)
+            time.sleep(60)
+        """
+    )
+    assert running.stdout is not None
+    for _ in (1, 2):
+        assert running.stdout.readline() == "went\n"
+        time.sleep(0.3)
+        running.send_signal(signal.SIGINT)
+        line = running.stdout.readline()
+        while line == "went\n":
+            line = running.stdout.readline()
+        assert line == "interrupted\n"
+    # No job takes the signal any more.
+    time.sleep(1.2)
+    running.send_signal(signal.SIGINT)
+    _, error = running.communicate(timeout=30)
+    assert running.returncode == -signal.SIGINT and "KeyboardInterrupt" in error
+    assert "finishing the chunks in flight" in error
+
+
+def test_a_stage_that_holds_pythons_lock_loses_no_heartbeat(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        import ctypes
+        sleep = ctypes.PyDLL(None).sleep  # keeps Python's lock
+
+        def work(chunk, out):
+            sleep(4)
+            double(chunk, out)
+
+        if __name__ == "__main__":
+            print(pp.Job("read@0 -> work@1 -> write@0", read=chunks(1), work=work, write=lambda chunk: None).run().chunks)
+        """,
+        PP_HEARTBEAT_MS="50",
+    )
+    assert (code, out) == (0, "1\n"), error
+
+
+def test_ranks_of_a_launcher_raise_and_end_nobody(film: Film) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = film.write(
+        """
+        def fail(chunk, out):
+            raise ValueError("out of cheese")
+
+        for stage in (double, fail):
+            job = pp.Job("read@0 -> work@1 -> write@0", read=chunks(3), work=stage, write=lambda chunk: None)
+            try:
+                done = job.run()
+                print("done", done and done.chunks)
+            except pp.JobError as error:
+                print(error.rank, error.code)
+        """
+    )
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PP_JOB_SECRET": "0123456789abcdef" * 2}
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **world, "RANK": rank}, stdout=subprocess.PIPE, text=True)
+        for rank in "01"
+    ]
+    outs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert outs == ["done 3\n1 5\n", "done None\n1 5\n"]
+
+
+def test_a_program_without_a_file_is_refused_and_one_rank_is_not(film: Film) -> None:
+    film.write(TWO.replace('if __name__ == "__main__":', "if True:"))
+    text = film.path.read_text().replace("Path(__file__).parent", "None")
+    for ranks, code in ((text, 1), (text.replace("@1", "@0"), 0)):
+        run = subprocess.run([sys.executable, "-"], input=ranks, text=True, capture_output=True, timeout=60)
+        assert run.returncode == code, run.stderr
+    assert "10.0]" in run.stdout
+    run = subprocess.run([sys.executable, "-"], input=text, text=True, capture_output=True, timeout=60)
+    assert "put the job into a file" in run.stderr
+    run = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, timeout=60)
+    assert "10.0]" in run.stdout, run.stderr

@@ -1,0 +1,119 @@
+"""Stages in PyTorch on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import pp_pipeline as pp
+
+torch = pytest.importorskip("torch")
+
+ONE = "read@0 -> work@0 -> write@0"
+
+
+def chunks(count: int = 4, size: int = 8) -> Any:
+    for i in range(count):
+        yield {"x": torch.full((size,), float(i))}
+
+
+def double(chunk: pp.Chunk, out: pp.Out) -> None:
+    out["x"].copy_(2 * chunk["x"])
+
+
+def refused(work: Any, words: str) -> None:
+    with pytest.raises(pp.StageError, match=words):
+        pp.Job(ONE, read=chunks, work=work, write=lambda chunk: None).run()
+
+
+def test_a_module_runs_in_parts_in_inference_mode() -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.Sigmoid())
+
+    class Part(pp.Stage):
+        def __init__(self, at: pp.At) -> None:
+            self.net = layers[2 * at.part : 2 * at.part + 2]
+
+        def run(self, chunk: pp.Chunk, out: pp.Out) -> None:
+            assert torch.is_inference_mode_enabled()
+            out["x"].copy_(self.net(chunk["x"]))
+
+    job = pp.Job("read@0 -> part@0 -> part@0 -> write@0", read=chunks, part=Part)
+    got = [chunk["x"].clone() for chunk in job]
+    with torch.inference_mode():
+        for chunk, made in zip(chunks(), got, strict=True):
+            assert torch.equal(layers(chunk["x"]), made)
+
+
+def test_every_type_goes_through() -> None:
+    names = "uint8 int8 bool int16 uint16 int32 uint32 int64 float16 float32 float64 bfloat16 float8_e4m3fn float8_e5m2"
+    item = {name: torch.arange(3).to(getattr(torch, name)) for name in names.split()}
+
+    def same(chunk: pp.Chunk, out: pp.Out) -> None:
+        for name, tensor in chunk.items():
+            out[name].copy_(tensor)
+
+    for chunk in pp.Job(ONE, read=[item], work=same):
+        for name, tensor in item.items():
+            assert chunk[name].dtype == tensor.dtype and torch.equal(chunk[name].float(), tensor.float())
+
+
+def test_a_tensor_that_is_kept_is_found() -> None:
+    kept: list[Any] = []
+
+    def whole(chunk: pp.Chunk, out: pp.Out) -> None:
+        double(chunk, out)
+        kept.append(chunk["x"])
+
+    def part(chunk: pp.Chunk, out: pp.Out) -> None:
+        double(chunk, out)
+        kept.append(out["x"][1:])
+
+    class Graph(pp.Stage):
+        inference = False
+        weight = torch.ones(8, requires_grad=True)
+
+        def run(self, chunk: pp.Chunk, out: pp.Out) -> None:
+            y = self.weight * chunk["x"]
+            out["x"].copy_(y.detach())
+            kept.append(y)
+
+    for work in (whole, part, Graph):
+        refused(work, "work keeps tensor 'x'")
+    assert all(tensor.shape[0] >= 7 for tensor in kept)
+
+
+def test_a_tensor_that_came_is_not_written_and_one_that_goes_is() -> None:
+    def write(chunk: pp.Chunk, out: pp.Out) -> None:
+        chunk["x"].mul_(2)
+        double(chunk, out)
+
+    refused(write, "wrote into tensor 'x', which it received")
+    refused(lambda chunk, out: None, "did not write tensor 'x'")
+
+    def by_numpy(chunk: pp.Chunk, out: pp.Out) -> None:
+        out["x"].numpy()[...] = 2 * chunk["x"].numpy()
+        out.written("x")
+
+    assert [float(chunk["x"][0]) for chunk in pp.Job(ONE, read=chunks, work=by_numpy)] == [0, 2, 4, 6]
+
+
+def test_the_callers_settings_hold_in_the_stage() -> None:
+    seen: list[Any] = []
+
+    class Look(pp.Stage):
+        inference = False
+
+        def run(self, chunk: pp.Chunk, out: pp.Out) -> None:
+            seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+            double(chunk, out)
+
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        pp.Job(ONE, read=chunks(1), work=Look, write=lambda chunk: None).run()
+    pp.Job(ONE, read=chunks(1), work=Look, write=lambda chunk: None).run()
+    assert seen[0] == (False, True, torch.bfloat16) and seen[1][:2] == (True, False)
+
+
+def test_a_loader_with_workers_is_a_source() -> None:
+    loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=2, num_workers=2)
+    assert [chunk["x"].tolist() for chunk in pp.Job(ONE, read=loader, work=double)] == [[0, 2], [4, 6], [8, 10], [12, 14]]

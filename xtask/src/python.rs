@@ -1,0 +1,188 @@
+//! The Python package: its own suite, with NumPy alone and with PyTorch, and its wheel.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::process::{built, cargo, command, listed, output, root, run, target};
+
+/// The tests that need PyTorch.
+const TORCH_TESTS: &str = "python/tests/test_torch.py";
+
+/// Checks the types of the package and runs its suite. The tests with PyTorch run where there is one. `packages` is what cargo
+/// builds: what was built with the whole workspace differs from what is built alone.
+pub(crate) fn test(packages: &str) -> Result<()> {
+    let package = package(packages)?;
+    let requirements = "python/requirements-test.txt";
+    let python = environment(&target()?.join("python"), &[requirements])?;
+    let mut types = command(&python);
+    types.args(["-m", "mypy", "--strict", "-p", "pp_pipeline"]);
+    types.args(["--config-file", "python/pyproject.toml"]);
+    types.env("MYPYPATH", root().join("python"));
+    let cache = target()?.join("python/mypy");
+    run(types.arg("--cache-dir").arg(cache))?;
+    pytest(
+        &python,
+        &package,
+        &["--ignore", TORCH_TESTS, "python/tests"],
+    )?;
+    match torch()? {
+        Some(python) => pytest(&python, &package, &[TORCH_TESTS]),
+        // A build machine may have none: what it installs is not bounded by its time.
+        None => {
+            println!(
+                "skipped: the tests with PyTorch; cargo xtask torch installs it once (5.3 GB), or PP_TORCH_VENV names an \
+                 environment that has torch, numpy and pytest"
+            );
+            Ok(())
+        }
+    }
+}
+
+/// The package as it is built for the tests, in a folder for `PYTHONPATH`.
+fn package(packages: &str) -> Result<PathBuf> {
+    let library = built(&mut cargo(&format!("build {packages}")), "_native")?;
+    let folder = target()?.join("python/package/pp_pipeline");
+    fs::create_dir_all(&folder)?;
+    for file in listed("python/pp_pipeline")? {
+        let name = file.file_name().context("a file has a name")?;
+        if file.extension().is_some_and(|is| is == "py" || is == "pyi") {
+            fs::copy(root().join(&file), folder.join(name))?;
+        }
+    }
+    // A process that has the old one mapped keeps it.
+    let native = folder.join("_native.abi3.so");
+    let part = native.with_extension("part");
+    fs::copy(library, &part)?;
+    fs::rename(part, native)?;
+    Ok(target()?.join("python/package"))
+}
+
+/// Runs tests, and says how many passed in the words of Rust's harness.
+fn pytest(python: &Path, package: &Path, tests: &[&str]) -> Result<()> {
+    let mut pytest = command(python);
+    pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]);
+    pytest.args(tests);
+    pytest
+        .env("PYTHONPATH", package)
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    let results = target()?.join("python/results.xml");
+    pytest.arg("--junit-xml").arg(&results);
+    let ended = run(&mut pytest);
+    let text = fs::read_to_string(&results).unwrap_or_default();
+    let number = |name: &str| -> u32 {
+        let found = text.split(&format!(" {name}=\"")).nth(1);
+        let number = found.and_then(|rest| rest.split('"').next()?.parse().ok());
+        number.unwrap_or(0)
+    };
+    let failed = number("failures") + number("errors");
+    let passed = number("tests").saturating_sub(failed + number("skipped"));
+    let word = if ended.is_ok() { "ok" } else { "FAILED" };
+    println!("test result: {word}. {passed} passed; {failed} failed; 0 ignored; python");
+    ended
+}
+
+/// The Python of a virtual environment with what these files list; it is made unless it is there.
+fn environment(folder: &Path, requirements: &[&str]) -> Result<PathBuf> {
+    let mut listed = String::new();
+    for file in requirements {
+        listed += &fs::read_to_string(root().join(file))
+            .with_context(|| format!("cannot read {file}"))?;
+    }
+    let place = folder.join(format!("venv-{:016x}", digest(&listed)));
+    let python = place.join("bin/python");
+    // Written last, so an environment that has it is whole.
+    let mark = place.join("complete");
+    if mark.exists() {
+        return Ok(python);
+    }
+    if place.exists() {
+        fs::remove_dir_all(&place)?;
+    }
+    fs::create_dir_all(folder)?;
+    run(command("python3").args(["-m", "venv"]).arg(&place))
+        .context("cannot make a virtual environment; Debian's package is python3-venv")?;
+    let mut install = command(&python);
+    install.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:"]);
+    for file in requirements {
+        install.args(["--requirement", file]);
+    }
+    run(install.env("PIP_DISABLE_PIP_VERSION_CHECK", "1"))?;
+    fs::write(mark, "")?;
+    Ok(python)
+}
+
+/// FNV-1a, 64 bits.
+fn digest(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// The Python that has PyTorch: that of `PP_TORCH_VENV`, or the one that `cargo xtask torch` has made.
+fn torch() -> Result<Option<PathBuf>> {
+    if let Some(place) = env::var_os("PP_TORCH_VENV").filter(|place| !place.is_empty()) {
+        let python = Path::new(&place).join("bin/python");
+        ensure!(
+            python.exists(),
+            "PP_TORCH_VENV: there is no {}",
+            python.display()
+        );
+        return Ok(Some(python));
+    }
+    let folder = cache()?;
+    let made = TORCH
+        .iter()
+        .map(|file| fs::read_to_string(root().join(file)));
+    let listed: String = made.collect::<std::io::Result<_>>()?;
+    let place = folder.join(format!("venv-{:016x}", digest(&listed)));
+    Ok(place
+        .join("complete")
+        .exists()
+        .then(|| place.join("bin/python")))
+}
+
+const TORCH: [&str; 2] = [
+    "python/requirements-test.txt",
+    "python/requirements-torch.txt",
+];
+
+/// Makes the environment with PyTorch, outside of the clone.
+pub(crate) fn install_torch() -> Result<()> {
+    let python = environment(&cache()?, &TORCH)?;
+    println!("PyTorch is in {}", python.display());
+    Ok(())
+}
+
+fn cache() -> Result<PathBuf> {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty());
+    let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
+    Ok(cache.context("HOME is not set")?.join("pp-pipeline"))
+}
+
+/// Builds the wheel that installs without Rust.
+pub(crate) fn wheel(args: &[String]) -> Result<()> {
+    let out = match args {
+        [] => target()?.join("wheels-made"),
+        [flag, folder] if flag == "--out" => PathBuf::from(folder),
+        _ => bail!("cargo xtask wheel [--out DIR]"),
+    };
+    let python = environment(
+        &target()?.join("python"),
+        &["python/requirements-wheel.txt"],
+    )?;
+    let maturin = python.with_file_name("maturin");
+    let mut build: Command = command(maturin);
+    build.args("build --release --strip --manifest-path python/Cargo.toml --out".split(' '));
+    build.arg(&out);
+    if let Some(target) = env::var_os("CARGO_TARGET_DIR") {
+        build.env("CARGO_TARGET_DIR", target);
+    }
+    let said = output(&mut build)?;
+    print!("{said}");
+    Ok(())
+}
