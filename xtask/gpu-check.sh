@@ -110,7 +110,7 @@ record() { # NAME NEED STATUS SECONDS CODE [DIRECTORY]
     if [[ $at ]]; then
         results=$(objects "$at/stdout")
         text=$( { grep -av '^{.*}$' "$at/stdout"; tail -c 4000 "$at/stderr"; } | tail -c 6000 | quote)
-        [[ -s $at/report.json ]] && report=$(<"$at/report.json")
+        [[ -s $at/report.json ]] && report=$(tr '\n' ' ' <"$at/report.json")
     elif [[ $code != null ]]; then
         text=$(quote <<<"$code") code=null
     fi
@@ -276,7 +276,7 @@ correctness() {
         step "plugin-$plugin" required 60 "$pp" plugin check "$here/plugins/$plugin.so"
     done
     gpu_step 1 plugin-cust required 60 "$pp" plugin check "$here/plugins/cust.so"
-    gpu_step 2 conformance required 90 env PP_TEST_GPU=real "$here/tests/conformance" --test-threads=1
+    gpu_step 2 conformance required 180 env PP_TEST_GPU=real "$here/tests/conformance" --test-threads=1
     gpu_step 2 race required 90 env PP_TEST_GPU=real "$here/tests/race" --nocapture raw_nccl
     gpu_step 2 race-no-p2p required 90 env PP_TEST_GPU=real NCCL_P2P_DISABLE=1 "$here/tests/race" --nocapture raw_nccl
     gpu_step 1 race-copies required 90 env PP_TEST_GPU=real "$here/tests/race" --nocapture copy_engine
