@@ -8,12 +8,17 @@ use std::time::Duration;
 use pp_contract::{DeviceName, Pipeline, StageSpec};
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank};
 use pp_runtime::progress::StuckLimits;
+use pp_runtime::stage::StageResult;
+use pp_transport::bell::Bell;
+use pp_transport::gpu_backend::{GpuBackend, GpuTransport};
 use pp_transport::host::Host;
+use pp_transport::nccl::NcclBackend;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::error::{Raised, ended};
 use crate::feed::Feed;
+use crate::medium::{Medium, OnGpu, OnHost};
 use crate::results::Results;
 use crate::stages::{Adapter, PySink, PySource, PyStage};
 
@@ -27,6 +32,7 @@ pub(crate) struct Terms {
     command: Vec<OsString>,
     number: u32,
     stuck_after: Option<f64>,
+    first_after: f64,
     report: Option<PathBuf>,
 }
 
@@ -122,11 +128,15 @@ pub(crate) fn stages(pipeline: &str) -> PyResult<Vec<(String, String, usize, usi
 #[pyfunction]
 pub(crate) fn begin(py: Python<'_>, terms: Terms, program: Py<PyAny>) -> PyResult<Running> {
     let mut config = settings()?;
+    if let Some(limits) = &mut config.limits {
+        limits.first = seconds_of(terms.first_after);
+    }
     if let Some(seconds) = terms.stuck_after {
-        let stage = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO);
+        let stage = seconds_of(seconds);
         config.limits = (!stage.is_zero()).then(|| StuckLimits {
             stage,
             transport: stage.min(Duration::from_secs(10)),
+            first: seconds_of(terms.first_after),
         });
     }
     let pipeline: Pipeline = terms.pipeline.parse().map_err(|error| refused(&error))?;
@@ -167,6 +177,10 @@ pub(crate) fn begin(py: Python<'_>, terms: Terms, program: Py<PyAny>) -> PyResul
     })
 }
 
+fn seconds_of(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO)
+}
+
 fn refused(error: &dyn std::error::Error) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
@@ -197,7 +211,30 @@ impl Own {
         })
     }
 
+    /// Runs the rank in the memory of its device.
     fn run(&self, this: ThisRank<'_>) -> Result<(), Error> {
+        let number = match this.device() {
+            None | Some(DeviceName::Cpu) => return self.run_on(this, Host, || Ok(OnHost)),
+            Some(DeviceName::Cuda(number)) => number,
+            Some(DeviceName::NextCuda) => this.gpus_before(),
+        };
+        let gpu = OnGpu::open(number)?;
+        self.open(|program| {
+            program
+                .call_method1("enter_gpu", (number, gpu.stream.raw()))
+                .map(drop)
+        })?;
+        let backend = NcclBackend::alone(gpu.device.clone());
+        let backend = GpuBackend::new(backend, GpuTransport::Best, |_| {});
+        self.run_on(this, backend, || Ok(gpu.clone()))
+    }
+
+    fn run_on<M: Medium>(
+        &self,
+        this: ThisRank<'_>,
+        backend: M::Backend,
+        medium: impl Fn() -> StageResult<M>,
+    ) -> Result<(), Error> {
         let rank = this.rank().get();
         let place = |stage: &StageSpec| {
             self.pipeline
@@ -205,11 +242,12 @@ impl Own {
                 .iter()
                 .position(|known| known.label() == stage.label())
         };
-        let source = |bell: pp_transport::bell::Bell| {
+        let source = |bell: Bell| {
+            let medium = medium()?;
             let (feed, adapter, bytes) = self.open(|program| {
                 let opened = program.call_method0("open_source")?;
                 let (feed, source, bytes): (Feed, Bound<'_, PyAny>, Vec<u64>) = opened.extract()?;
-                Ok((feed, Adapter::new(&source, &self.raised)?, bytes))
+                Ok((feed, Adapter::new(&source, medium, &self.raised)?, bytes))
             })?;
             feed.rings(bell);
             Ok(Opened {
@@ -220,7 +258,7 @@ impl Own {
             })
         };
         let stages = self.pipeline.stages();
-        let mut program = Program::<Host, _, _>::new(&stages[0].name, source).payloads(
+        let mut program = Program::<M::Backend, _, _>::new(&stages[0].name, source).payloads(
             |[from, _], bytes: &Vec<u64>| {
                 place(from)
                     .and_then(|at| bytes.get(at))
@@ -235,18 +273,20 @@ impl Own {
             }
             named.push(&stage.name);
             program = program.stage(&stage.name, |spec, _: &Vec<u64>| {
+                let medium = medium()?;
                 let open = |program: &Bound<'_, PyAny>| {
                     let stage = program.call_method1("open_stage", (place(spec), rank))?;
-                    Adapter::new(&stage, &self.raised)
+                    Adapter::new(&stage, medium, &self.raised)
                 };
                 self.open(open).map(PyStage)
             });
         }
         let sink = |_: &Vec<u64>, bell| {
+            let medium = medium()?;
             let open = |program: &Bound<'_, PyAny>| {
                 let opened = program.call_method1("open_sink", (rank,))?;
                 let (sink, results): (Bound<'_, PyAny>, Option<Results>) = opened.extract()?;
-                Ok((Adapter::new(&sink, &self.raised)?, results))
+                Ok((Adapter::new(&sink, medium, &self.raised)?, results))
             };
             let (adapter, results) = self.open(open)?;
             if let Some(results) = &results {
@@ -257,7 +297,7 @@ impl Own {
         let program = program
             .sink(&stages[stages.len() - 1].name, sink)
             .finish(|_, finished| self.finish(&finished));
-        this.run(Host, Profile::new(), program)
+        this.run(backend, Profile::new(), program)
     }
 
     fn finish(&self, finished: &Finished) -> Result<(), Error> {

@@ -114,6 +114,7 @@ impl Config {
             limits: stage.map(|stage| StuckLimits {
                 stage,
                 transport: stage.min(crate::times::ISSUED_WITHIN),
+                first: stage,
             }),
             meet_within: within(&text, "PP_MEET_WITHIN_MS", longest)?,
             rejoin_within: within(&text, "PP_RESTART_WITHIN_MS", longest)?,

@@ -7,7 +7,7 @@
 //! which take long; nothing here waits or locks.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pp_contract::{Rank, Text};
@@ -56,6 +56,9 @@ pub struct StuckLimits {
     /// A call of a stage, which on a processor does the work, and the wait for this rank's device. The
     /// wait for another rank may last twice as long.
     pub stage: Duration,
+    /// The same until a chunk has gone through the whole pipeline, if it is longer: the first calls may compile. It holds again
+    /// after a restart.
+    pub first: Duration,
 }
 
 /// How many times as long a wait may last: a peer whose stage is stuck notices that itself, and says
@@ -63,6 +66,16 @@ pub struct StuckLimits {
 const PEER_FIRST: u32 = 2;
 
 impl StuckLimits {
+    /// The limits of a driver that has been through a chunk, or has not.
+    fn now(self, is_warm: bool) -> Self {
+        let stage = if is_warm {
+            self.stage
+        } else {
+            self.stage.max(self.first)
+        };
+        Self { stage, ..self }
+    }
+
     /// How long a member of a group may wait for another: that one says first that it is stuck, and a rank that waits for
     /// the chunk of both speaks last.
     fn of_member(self) -> Duration {
@@ -165,12 +178,26 @@ pub(crate) struct DriverState {
     wait: AtomicU64,
     /// When it began.
     waits_since_ns: AtomicU64,
+    /// Chunks that a stage of this rank has done.
+    done: AtomicU64,
+    /// A chunk has gone through the whole pipeline.
+    is_warm: AtomicBool,
 }
 
 impl DriverState {
     /// The stages of this rank have these names.
     pub(crate) fn name_stages(&self, names: Vec<String>) {
         let _ = self.stages.set(names);
+    }
+
+    /// A stage is done with a chunk. The source admits chunk `depth` once the sink has accepted the first one.
+    pub(crate) fn concludes(&self, depth: u32) {
+        // One writer: the driver.
+        let done = self.done.load(Ordering::Relaxed) + 1;
+        self.done.store(done, Ordering::Relaxed);
+        if done > u64::from(depth) {
+            self.is_warm.store(true, Ordering::Relaxed);
+        }
     }
 
     /// An operation begins. Never waits.
@@ -285,6 +312,7 @@ impl Stall {
         limits: StuckLimits,
         now: Instant,
     ) -> Option<Stalled> {
+        let limits = limits.now(progress.is_warm.load(Ordering::Relaxed));
         let operation = progress.operation.load(Ordering::Relaxed);
         let wait = progress.wait.load(Ordering::Relaxed);
         let lasts = self.operation.lasts(operation, now);
@@ -361,6 +389,7 @@ mod tests {
     const LIMITS: StuckLimits = StuckLimits {
         transport: Duration::from_secs(10),
         stage: Duration::from_secs(100),
+        first: Duration::from_secs(100),
     };
 
     #[test]
@@ -492,5 +521,27 @@ mod tests {
         stall.forgive(at(50));
         assert_eq!(stall.look(&progress, LIMITS, at(51)), None);
         assert!(stall.look(&progress, LIMITS, at(60)).is_some());
+    }
+
+    #[test]
+    fn the_first_calls_may_take_longer_until_a_chunk_has_gone_through_the_pipeline() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let limits = StuckLimits {
+            first: Duration::from_secs(300),
+            ..LIMITS
+        };
+        let progress = DriverState::default();
+        for chunk in 0..4 {
+            progress.works(0);
+            let mut stall = Stall::new(start);
+            assert_eq!(stall.look(&progress, limits, start), None);
+            let is_stuck =
+                |seconds, stall: &mut Stall| stall.look(&progress, limits, at(seconds)).is_some();
+            // The depth is 2: the source has admitted the third chunk once the first one was accepted.
+            assert_eq!(is_stuck(101, &mut stall), chunk == 3);
+            assert!(is_stuck(301, &mut stall));
+            progress.concludes(2);
+        }
     }
 }

@@ -439,7 +439,8 @@ pub trait Sink<Rx> {
         Ok(true)
     }
 
-    /// Takes a chunk.
+    /// Takes a chunk. Where this says [`Progress::UnderWay`], the slot stays as it is until [`Sink::poll`] says that the work is
+    /// done.
     ///
     /// # Errors
     /// It cannot be decoded or written.

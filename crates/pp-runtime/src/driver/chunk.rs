@@ -21,6 +21,8 @@ pub(super) struct Working<E: Edges, S: Source<E::Tx>> {
     pub(super) stamp: Stamp,
     pub(super) message: Message<S::Plan>,
     pub(super) slot: Option<E::Tx>,
+    /// What a sink has received, which may look at it until it is done. Another stage orders its reads by the lease.
+    pub(super) payload: Option<E::Rx>,
     pub(super) start_ns: u64,
     /// How long it waited for other members of its group since.
     pub(super) waited_ns: u64,

@@ -21,10 +21,8 @@ where
 {
     /// Works on the next chunk of an input.
     pub(super) fn work(&mut self, stage: usize, input: usize) -> Result<(), Fault> {
-        let (ticket, work, payload) = self.begin(stage, input)?;
-        // Return the credit before the result leaves, so that the previous stage can fill the slot meanwhile.
-        drop(payload);
-        self.settle(stage, ticket, work)
+        let begun = self.begin(stage, input)?;
+        self.settle(stage, begun)
     }
 
     /// Lets two stages work on a chunk each. Without a device, credits return and results leave when both stages are done.
@@ -33,9 +31,8 @@ where
         let [first, second] = stages;
         let first_begun = self.begin(first, ONWARD)?;
         let second_begun = self.begin(second, ONWARD)?;
-        for (stage, (ticket, work, payload)) in [(first, first_begun), (second, second_begun)] {
-            drop(payload);
-            self.settle(stage, ticket, work)?;
+        for (stage, begun) in [(first, first_begun), (second, second_begun)] {
+            self.settle(stage, begun)?;
         }
         Ok(())
     }
@@ -88,6 +85,7 @@ where
             stamp: waiting.stamp,
             message: waiting.message,
             slot,
+            payload: None,
             start_ns,
             waited_ns: group.map_or(0, |group| group.waited_ns() - had_waited_ns),
             done: done.map(|done| (done, now_ns())),
@@ -97,7 +95,11 @@ where
 
     /// Hands on a chunk if its stage is done with it. If a device or other members still work on it, the driver asks again
     /// later.
-    fn settle(&mut self, stage: usize, ticket: Ticket, work: Working<E, S>) -> Result<(), Fault> {
+    fn settle(&mut self, stage: usize, begun: Begun<E, S>) -> Result<(), Fault> {
+        let (ticket, mut work, payload) = begun;
+        // Return the credit before the result leaves, so that the previous stage can fill the slot meanwhile.
+        let is_kept = work.done.is_none() && self.run.places[stage].is_sink;
+        work.payload = payload.filter(|_| is_kept);
         if work.done.is_some() && self.run.places[stage].followers() == 0 {
             return self.conclude(stage, ticket, work);
         }
@@ -146,6 +148,8 @@ where
         mut work: Working<E, S>,
     ) -> Result<(), Fault> {
         let (Done { tensors, report }, end_ns) = work.done.take().expect("it is done");
+        drop(work.payload.take());
+        self.switch.progress().concludes(self.run.options.depth);
         let said = self.report(stage, &ticket, &work, (&report, end_ns))?;
         let is_current = self.run.core.is_current(&ticket);
         let at = self.run.places[stage].at;

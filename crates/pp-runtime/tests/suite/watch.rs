@@ -177,6 +177,7 @@ fn stick(heartbeat: Option<Duration>) {
         limits: Some(StuckLimits {
             transport: HANG,
             stage: Duration::from_millis(200),
+            first: Duration::ZERO,
         }),
         ..options(move |fault| say.send(fault.clone()).unwrap())
     };

@@ -328,6 +328,7 @@ fn a_rank_that_can_never_go_on_is_stuck_also_where_no_stage_works() {
         let limits = StuckLimits {
             stage: Duration::from_secs(1),
             transport: HANG,
+            first: Duration::ZERO,
         };
         let set_up = SetUp::start(Vec::new(), watch_options(Some(limits))).unwrap();
         let watch = set_up.run(seat.switch.clone(), None, None).unwrap();
