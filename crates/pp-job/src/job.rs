@@ -112,7 +112,7 @@ impl<'a> Job<'a> {
     /// none.
     ///
     /// The process that is started must be the rank itself: a script that wraps it must `exec` it. Give an absolute path, since
-    /// the program is looked up again when a rank is started again. A program in Python gives `sys.executable` and its script:
+    /// the program is looked up again when a rank is started again. It has ten minutes to come to its job. A program in Python gives `sys.executable` and its script:
     /// the file of its process is the interpreter behind its virtual environment.
     #[must_use]
     pub fn command(mut self, command: &'a [OsString]) -> Self {
@@ -276,7 +276,7 @@ impl<'a> Job<'a> {
             reporter.prepare_last();
         }
         if self.config.heartbeat.is_some() {
-            reporter.live()?;
+            reporter.live(caller.is_some())?;
         }
         let flight = Flight::open(launch, self.config, &reporter)?;
         let context = Arc::new(Context {

@@ -174,13 +174,15 @@ impl Reporter {
     ///
     /// # Errors
     /// No thread is to be had.
-    pub(crate) fn live(&self) -> Result<(), Error> {
+    pub(crate) fn live(&self, of_caller: bool) -> Result<(), Error> {
         let (Some(pipe), Some(alive)) = (&self.pipe, self.encode(Report::Alive)) else {
             return Ok(());
         };
-        // Until nothing else of the rank has the pipe.
+        // A process is watched to its end, and a rank in the process of its caller until nothing else of it has the pipe.
+        let kept = (!of_caller).then(|| Arc::clone(pipe));
         let pipe = Arc::downgrade(pipe);
         let beat = move || {
+            let _kept = kept;
             while let Some(pipe) = pipe.upgrade() {
                 // Waits while the pipe is full: it has signs enough in it.
                 let _ = (&*pipe).write_all(&alive);

@@ -148,6 +148,11 @@ pub(crate) fn supervise(
         may_restart: pipeline.restartable().collect(),
         within: config.restart_within,
         watches: config.heartbeat.is_some(),
+        // This library begins late in a program that an interpreter loads.
+        loads_within: match supervised.command {
+            [] => Duration::ZERO,
+            _ => times::LOADED_WITHIN,
+        },
     };
     let local = LocalJob::new(world);
     let own = local.launch(RANK_0).map_err(anyhow::Error::new)?;

@@ -28,6 +28,8 @@ pub(crate) const MEANT_FOR_JOB_WITHIN: Duration = Duration::from_secs(1);
 pub(crate) const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// Silence of a rank that is missed: a busy machine holds up a thread for less than five signs of life.
 pub(crate) const MISSED_AFTER: Duration = BEAT_EVERY.saturating_mul(5);
+/// A program that was named by `Job::command` loads, such as an interpreter with its libraries, before it comes to its job.
+pub(crate) const LOADED_WITHIN: Duration = Duration::from_secs(600);
 /// The supervisor reads a report that may be there already: that rank 0 is there after all, where another rank ended
 /// because of it or while rank 0 waits for it.
 pub(crate) const CONTRADICTED_WITHIN: Duration = Duration::from_secs(1);

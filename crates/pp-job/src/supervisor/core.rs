@@ -64,7 +64,7 @@ impl Core {
             within: terms.within,
             ranks: (0..world).map(Rank::new).map(place).collect(),
             has_met: false,
-            vigil: Vigil::new(terms.watches, world, now),
+            vigil: Vigil::new(terms, now),
             signals: 0,
             first_signal: None,
             drains: None,
@@ -140,7 +140,7 @@ impl Core {
     }
 
     fn started(&mut self, rank: Rank, pid: u32, now: Instant) {
-        self.vigil.heard(rank, now);
+        self.vigil.begun(rank, now);
         if let Some(place) = self.at(rank) {
             place.running = Some(Process {
                 pid,

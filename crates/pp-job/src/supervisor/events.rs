@@ -19,6 +19,8 @@ pub(super) struct Terms {
     pub(super) within: Duration,
     /// Ranks give signs of life.
     pub(super) watches: bool,
+    /// Time that a process may take before its first sign, besides that of any other.
+    pub(super) loads_within: Duration,
 }
 
 /// What has happened.

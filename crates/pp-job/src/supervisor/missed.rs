@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use pp_contract::Rank;
 
+use super::events::Terms;
 use crate::times;
 
 /// The watch over ranks that are not connected.
@@ -14,7 +15,9 @@ use crate::times;
 pub(super) struct Vigil {
     /// The job has heartbeats.
     is_on: bool,
-    /// By rank: the last sign of life of the process that runs.
+    /// Time that a process may take before its first sign, besides that of any other.
+    loads_within: Duration,
+    /// By rank: the last sign of life of the process that runs. In the future for one that may still load.
     signs: Vec<Option<Instant>>,
     looked: Instant,
     /// When to look again; `None` while the ranks are connected.
@@ -23,16 +26,22 @@ pub(super) struct Vigil {
 
 impl Vigil {
     /// A vigil over ranks that have not begun.
-    pub(super) fn new(is_on: bool, world: u32, now: Instant) -> Self {
+    pub(super) fn new(terms: &Terms, now: Instant) -> Self {
         Self {
-            is_on,
-            signs: vec![None; world as usize],
+            is_on: terms.watches,
+            loads_within: terms.loads_within,
+            signs: vec![None; terms.world.get() as usize],
             looked: now,
-            due: is_on.then_some(now),
+            due: terms.watches.then_some(now),
         }
     }
 
-    /// A rank has begun, or has given a sign of life.
+    /// A process of a rank has begun.
+    pub(super) fn begun(&mut self, rank: Rank, now: Instant) {
+        self.heard(rank, now + self.loads_within);
+    }
+
+    /// A rank has given a sign of life.
     pub(super) fn heard(&mut self, rank: Rank, now: Instant) {
         if let Some(sign) = self.signs.get_mut(rank.get() as usize) {
             *sign = Some(now);
@@ -84,7 +93,7 @@ impl Vigil {
     /// Counts the silence of each rank from now.
     fn forgive(&mut self, now: Instant) {
         for sign in self.signs.iter_mut().flatten() {
-            *sign = now;
+            *sign = now.max(*sign);
         }
     }
 }
@@ -106,7 +115,32 @@ fn look(now: Instant, looked: Instant, signs: &[Option<Instant>]) -> Option<Vec<
 
 #[cfg(test)]
 mod tests {
+    use pp_contract::WorldSize;
+
     use super::*;
+
+    #[test]
+    fn a_process_that_loads_is_missed_later_and_then_as_any_other() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let terms = Terms {
+            world: WorldSize::new(1).unwrap(),
+            restarts: 0,
+            may_restart: Vec::new(),
+            within: Duration::ZERO,
+            watches: true,
+            loads_within: Duration::from_secs(60),
+        };
+        let mut vigil = Vigil::new(&terms, start);
+        let missed_at = |vigil: &mut Vigil, seconds| {
+            (1..=seconds).find(|second| !vigil.look(at(*second)).is_empty())
+        };
+        vigil.begun(Rank::new(0), start);
+        vigil.resume(start);
+        assert_eq!(missed_at(&mut vigil.clone(), 100), Some(65));
+        vigil.heard(Rank::new(0), at(20));
+        assert_eq!(missed_at(&mut vigil, 100), Some(25));
+    }
 
     #[test]
     fn a_rank_is_missed_after_five_seconds_and_not_while_the_supervisor_was_away() {

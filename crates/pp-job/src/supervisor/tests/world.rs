@@ -137,6 +137,7 @@ impl World {
             may_restart: case.may_restart.iter().map(rank).collect(),
             within: Duration::from_secs(60),
             watches: true,
+            loads_within: Duration::ZERO,
         };
         let mut world = Self {
             core: Core::new(&terms, now),
