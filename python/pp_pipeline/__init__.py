@@ -20,8 +20,9 @@ import sys as _sys
 if not _sys.platform.startswith("linux"):
     raise ImportError("pp_pipeline runs on Linux alone: ranks share memory in ways that other systems do not have")
 
+from . import video
 from ._errors import JobError, StageError
 from ._job import Flow, Job, Summary
 from ._stages import At, Chunk, Item, Out, Spec, Stage
 
-__all__ = ["At", "Chunk", "Flow", "Item", "Job", "JobError", "Out", "Spec", "Stage", "StageError", "Summary"]
+__all__ = ["At", "Chunk", "Flow", "Item", "Job", "JobError", "Out", "Spec", "Stage", "StageError", "Summary", "video"]

@@ -93,7 +93,7 @@ class _NumPy:
 
 
 class _Torch:
-    """One tensor of a slot as a PyTorch tensor on the CPU."""
+    """One tensor of a slot as a PyTorch tensor."""
 
     __slots__ = ("tensor", "users", "version", "_use_count")
 
@@ -103,11 +103,15 @@ class _Torch:
         self._use_count = torch._C._storage_Use_Count
         # A tensor that is made under inference_mode has no version.
         with torch.inference_mode(False), torch.no_grad():
-            raw = torch.from_numpy(_array(memory, "u8", (size,), offset, size))
+            raw = self._raw(torch, memory, offset, size)
             self.tensor = raw.view(getattr(torch, _TYPES[name][1])).view(shape)
         del raw
         self.version = self.tensor._version
         self.users = self.count()
+
+    @staticmethod
+    def _raw(torch: Any, memory: Memory, offset: int, size: int) -> Any:
+        return torch.from_numpy(_array(memory, "u8", (size,), offset, size))
 
     def count(self) -> int:
         users: int = self._use_count(self.tensor.untyped_storage()._cdata)
@@ -120,15 +124,28 @@ class _Torch:
         return bool(self.tensor._version != self.version)
 
 
+class _Cuda(_Torch):
+    """One tensor of a slot as a PyTorch tensor on the GPU of this rank."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _raw(torch: Any, memory: Memory, offset: int, size: int) -> Any:
+        if size == 0:
+            return torch.empty(0, dtype=torch.uint8, device="cuda")
+        return torch.as_tensor(memory.window(offset, size, (size,), "|u1"), device="cuda")
+
+
+_KINDS: dict[str, type[_NumPy] | type[_Torch]] = {"numpy": _NumPy, "torch": _Torch, "cuda": _Cuda}
+
+
 class Views(Mapping[str, Any]):
     """The tensors of one slot by name. A stage sees it as a chunk or as what it writes."""
 
-    _kind = "tensor"
-
     def __init__(self, memory: Memory | None, layout: Layout, arrays: str, writes: bool) -> None:
-        view = _Torch if arrays == "torch" else _NumPy
-        self._views = {}
-        self._tensors = {}
+        view = _KINDS[arrays]
+        self._views: dict[str, _NumPy | _Torch] = {}
+        self._tensors: dict[str, Any] = {}
         for name, dtype, shape, offset, size in layout.tensors:
             assert memory is not None
             self._views[name] = made = view(memory, dtype, shape, offset, size, writes)

@@ -40,6 +40,7 @@ class _Terms:
     command: list[str]
     number: int
     stuck_after: float | None
+    first_after: float
     report: str | None
 
 
@@ -53,7 +54,8 @@ class Job:
 
     `devices` names the device of each rank. `depth` is the most chunks in flight. `restarts` is how often lost ranks may be
     started again. `most` has the largest tensors of a chunk where the first chunk is not the largest. `stuck_after` is how long a
-    stage may take, in seconds. `report` is a file for the report. `command` starts another rank; without it the command line
+    stage may take, in seconds, and `first_after` is the same until a chunk has gone through the whole pipeline, since the first
+    calls may compile. `report` is a file for the report. `command` starts another rank; without it the command line
     of this process does.
     """
 
@@ -67,6 +69,7 @@ class Job:
         most: Mapping[str, Spec] | None = None,
         arrays: str | None = None,
         stuck_after: float | None = None,
+        first_after: float = 600.0,
         report: str | os.PathLike[str] | None = None,
         command: list[str] | None = None,
         **stages: Any,
@@ -78,7 +81,7 @@ class Job:
         self._devices = list(devices or [])
         self._given = stages
         self._command = command
-        self._terms = (depth, restarts, stuck_after, os.fspath(report) if report is not None else None)
+        self._terms = (depth, restarts, stuck_after, first_after, os.fspath(report) if report is not None else None)
         names = [place.name for place in self._places]
         for name in stages:
             if name not in names:
@@ -86,9 +89,6 @@ class Job:
         for name in names[1:-1]:
             if name not in stages:
                 raise TypeError(f"stage {name!r} of {pipeline!r} is not given: Job(..., {name}=...)")
-        gpus = [device for device in self._devices if device != "cpu"]
-        if gpus:
-            raise ValueError(f"devices names {gpus[0]}, and this version of the package works on CPUs alone: name cpu")
 
     def run(self) -> Summary | None:
         """Runs the job to its end. Gives its summary on rank 0, and None on other ranks.
@@ -158,8 +158,10 @@ class Job:
                 raise SystemExit(0)
             if placed is None:
                 command = _own_command()
-        depth, restarts, stuck_after, report = self._terms
-        terms = _Terms(self._pipeline, self._devices, depth, restarts, command, number, stuck_after, report)
+        depth, restarts, stuck_after, first_after, report = self._terms
+        terms = _Terms(
+            self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report
+        )
         is_rank_0 = placed is None or placed[0] == 0
         program = Program(
             self._places, self._given, self._most, self._arrays, self._devices, feed, results if is_rank_0 else None
@@ -168,7 +170,7 @@ class Job:
             running = _native.begin(terms, program)
         except _native.EndError as end:
             raise of_end(end.args) from None
-        return None if running.is_passed_over else _Run(running, is_rank_0)
+        return None if running.is_passed_over else _Run(running, is_rank_0, program)
 
 
 def _own_command() -> list[str]:
@@ -187,8 +189,9 @@ def _own_command() -> list[str]:
 class _Run:
     """A job that runs, and how it ends."""
 
-    def __init__(self, running: Any, is_rank_0: bool) -> None:
+    def __init__(self, running: _native.Running, is_rank_0: bool, program: Program) -> None:
         self._running = running
+        self._program = program
         self.is_rank_0 = is_rank_0
         self._is_over = False
 
@@ -247,9 +250,16 @@ class _Run:
                         is_done = True
                         return
                     continue
+                gpu = self._program.gpu
+                if gpu is not None:
+                    import torch
+
+                    torch.cuda.current_stream(gpu.device_index).wait_stream(gpu)
                 yield chunk
-                name = "the loop over the job"
-                chunk._end(name)
+                chunk._end("the loop over the job")
+                if gpu is not None:
+                    # What the caller has issued still reads the slot.
+                    torch.cuda.current_stream(gpu.device_index).synchronize()
                 results.give_back()
         except (JobError, KeyboardInterrupt):
             is_done = True

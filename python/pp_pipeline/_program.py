@@ -56,12 +56,28 @@ class Program:
         self._places, self._given, self._most, self._arrays = places, given, most, arrays
         self._devices, self._feed, self._results = devices, feed, results
         self._enters = _caller_state()
+        # The stream of this rank, as PyTorch's, where it has a GPU.
+        self.gpu: Any = None
 
     def enter(self) -> None:
         """Takes over what the caller has set for its thread."""
         if sys.getswitchinterval() > _SWITCH_INTERVAL:
             sys.setswitchinterval(_SWITCH_INTERVAL)
         self._enters()
+
+    def enter_gpu(self, number: int, stream: int) -> None:
+        """Makes the stream of this rank the current one: PyTorch issues all work to it, and waits for nothing."""
+        import torch
+
+        torch.cuda.set_device(number)
+        self.gpu = torch.cuda.ExternalStream(stream, device=number)
+        torch.cuda.set_stream(self.gpu)
+
+    def _at(self, rank: int, place: Place) -> At:
+        device = self._devices[rank] if self._devices else "cpu"
+        if self.gpu is not None:
+            device = f"cuda:{self.gpu.device_index}"
+        return At(rank, device, place.part, place.parts)
 
     def open_source(self) -> tuple[Feed, SourceCall, list[int]]:
         """The source, and the bytes of the largest payload behind each stage. Waits for the first chunk unless `most` says it."""
@@ -80,13 +96,14 @@ class Program:
                     feed.push(item, item.cut)
             threading.Thread(target=_read, args=(chunks, feed), name="pp-read", daemon=True).start()
         assert first is not None
-        return feed, SourceCall(name), self._slot_bytes(first)
+        return feed, SourceCall(name, self.gpu), self._slot_bytes(first)
 
     def _slot_bytes(self, specs: dict[str, Spec]) -> list[int]:
         layout = layout_of(specs)
         sizes = [layout.payload_bytes]
         for place in self._places[1:-1]:
-            layout = layout_of(outputs_of(self._given[place.name])(specs_of(layout)))
+            outputs = outputs_of(self._given[place.name], self._at(place.ranks[0], place))
+            layout = layout_of(outputs(specs_of(layout)))
             sizes.append(layout.payload_bytes)
         # A stage may receive chunks of no bytes; the memory of a slot has some.
         return [max(size, 1) for size in sizes]
@@ -95,17 +112,17 @@ class Program:
         """A stage that stands on this rank."""
         place = self._places[at]
         given = self._given[place.name]
-        device = self._devices[rank] if self._devices else "cpu"
-        made = _made(given, At(rank, device, place.part, place.parts))
-        return StageCall(place.label, made, outputs_of(given), chosen_arrays(made, self._arrays))
+        here = self._at(rank, place)
+        made = _made(given, here)
+        return StageCall(place.label, made, outputs_of(given, here), chosen_arrays(made, self._arrays, self.gpu))
 
     def open_sink(self, rank: int) -> tuple[SinkCall, Results | None]:
         """The sink, which the caller is where the job is iterated over."""
         place = self._places[-1]
         sink = self._given.get(place.name)
         if sink is not None:
-            sink = _made(sink, At(rank, self._devices[rank] if self._devices else "cpu", 0, 1))
-        return SinkCall(place.name, sink, chosen_arrays(sink, self._arrays)), self._results
+            sink = _made(sink, self._at(rank, place))
+        return SinkCall(place.name, sink, chosen_arrays(sink, self._arrays, self.gpu)), self._results
 
 
 def _made(given: Any, at: At) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -85,13 +86,21 @@ class Stage:
 
     @staticmethod
     def outputs(inputs: dict[str, Spec]) -> dict[str, Spec]:
-        """The tensors that the stage makes of tensors like these. By default they are alike."""
+        """The tensors that the stage makes of tensors like these. By default they are alike.
+
+        A stage whose parts differ takes where the part stands, too: `outputs(inputs, at)`.
+        """
         return inputs
 
 
-def outputs_of(stage: Any) -> Callable[[dict[str, Spec]], dict[str, Spec]]:
+def outputs_of(stage: Any, at: At) -> Callable[[dict[str, Spec]], dict[str, Spec]]:
     """What a stage, a class or a function says of its outputs."""
-    return getattr(stage, "outputs", None) or (lambda inputs: inputs)
+    outputs: Callable[..., dict[str, Spec]] | None = getattr(stage, "outputs", None)
+    if outputs is None:
+        return lambda inputs: inputs
+    if len(inspect.signature(outputs).parameters) < 2:
+        return outputs
+    return lambda inputs: outputs(inputs, at)
 
 
 def layout_of(specs: Mapping[str, Spec]) -> Layout:
@@ -104,8 +113,10 @@ def specs_of(layout: Layout) -> dict[str, Spec]:
     return {name: Spec(tuple(shape), _arrays._TYPES[dtype][1]) for name, dtype, shape, _, _ in layout.tensors}
 
 
-def chosen_arrays(stage: Any, job: str | None) -> str:
+def chosen_arrays(stage: Any, job: str | None, gpu: Any = None) -> str:
     """In which arrays a stage works."""
+    if gpu is not None:
+        return "cuda"
     arrays = getattr(stage, "arrays", None) or job or ("torch" if "torch" in sys.modules else "numpy")
     if arrays not in ("numpy", "torch"):
         raise ValueError(f"arrays={arrays!r}: the choice is 'numpy' or 'torch'")
@@ -133,7 +144,7 @@ class Slots:
 
 def inference(stage: Any, arrays: str) -> Callable[[], Any] | None:
     """What a call of the stage runs under: PyTorch's inference_mode, unless the stage says otherwise."""
-    if arrays != "torch" or not getattr(stage, "inference", True):
+    if arrays == "numpy" or not getattr(stage, "inference", True):
         return None
     import torch
 
@@ -195,7 +206,9 @@ class SinkCall:
         self.finish = getattr(sink, "finish", lambda: None)
         self._in = Slots(Chunk, arrays, False)
 
-    def call(self, memory: Memory | None, layout: Layout, at: tuple[int, int, bool], note: bytes | None) -> Chunk | None:
+    def call(
+        self, memory: Memory | None, layout: Layout, _: None, at: tuple[int, int, bool], note: bytes | None
+    ) -> Chunk | None:
         chunk: Chunk = self._in.get(memory, layout)
         chunk.index, chunk.lap, chunk.starts_epoch = at
         chunk._note = note
@@ -231,10 +244,11 @@ def specs_of_item(item: Item) -> dict[str, Spec]:
 class SourceCall:
     """Writes what the source yields into slots."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, gpu: Any = None) -> None:
         self._name = name
         self._layouts: dict[tuple[tuple[str, tuple[int, ...], str], ...], Layout] = {}
-        self._numpy, self._torch = Slots(Out, "numpy", True), Slots(Out, "torch", True)
+        self._torch = Slots(Out, "torch" if gpu is None else "cuda", True)
+        self._numpy = Slots(Out, "numpy", True) if gpu is None else self._torch
 
     def call(self, item: Item, memory: Memory, number: int) -> tuple[Layout, bytes]:
         arrays = {name: as_array(value) for name, value in item.tensors.items()}

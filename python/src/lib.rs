@@ -9,6 +9,7 @@
 mod error;
 mod feed;
 mod job;
+mod medium;
 mod memory;
 mod results;
 mod stages;

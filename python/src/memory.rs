@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use pp_contract::{DType, Manifest, TensorSpec};
 use pp_transport::host::Mapping;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyAttributeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::error::refused;
+use crate::medium::Place;
 
 /// The tensors of a payload: their names, types, shapes and places. Equal layouts of a job are one object.
 #[pyclass(frozen, module = "pp_pipeline._native")]
@@ -91,7 +92,7 @@ impl Layouts {
 pub(crate) struct Memory {
     address: usize,
     bytes: usize,
-    owner: Arc<Mapping>,
+    owner: Option<Arc<Mapping>>,
 }
 
 #[pymethods]
@@ -116,7 +117,8 @@ impl Memory {
             address: self.address + offset,
             shape,
             typestr,
-            _owner: Arc::clone(&self.owner),
+            _owner: self.owner.clone(),
+            on_gpu: self.owner.is_none(),
         })
     }
 
@@ -134,13 +136,30 @@ pub(crate) struct Window {
     address: usize,
     shape: Py<PyTuple>,
     typestr: String,
-    _owner: Arc<Mapping>,
+    on_gpu: bool,
+    _owner: Option<Arc<Mapping>>,
 }
 
 #[pymethods]
 impl Window {
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.interface(py, !self.on_gpu)
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.interface(py, self.on_gpu)
+    }
+}
+
+impl Window {
+    fn interface<'py>(&self, py: Python<'py>, is_here: bool) -> PyResult<Bound<'py, PyDict>> {
+        if !is_here {
+            return Err(PyAttributeError::new_err(
+                "the slot lies in another kind of memory",
+            ));
+        }
         let dict = PyDict::new(py);
         dict.set_item("version", 3)?;
         dict.set_item("data", (self.address, false))?;
@@ -158,20 +177,20 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// The slot at this address. What belongs to the memory of an earlier generation is forgotten.
-    pub(crate) fn get(
-        &mut self,
-        py: Python<'_>,
-        address: usize,
-        bytes: usize,
-        mapping: Mapping,
-    ) -> PyResult<Py<Memory>> {
-        let owner = match &self.mapping {
-            Some(known) if known.is_of(&mapping) => Arc::clone(known),
-            _ => {
+    /// The slot at this place. What belongs to the host memory of an earlier generation is forgotten.
+    pub(crate) fn get(&mut self, py: Python<'_>, place: Place) -> PyResult<Py<Memory>> {
+        let Place {
+            address,
+            bytes,
+            mapping,
+        } = place;
+        let owner = match (mapping, &self.mapping) {
+            (Some(mapping), Some(known)) if known.is_of(&mapping) => Some(Arc::clone(known)),
+            (Some(mapping), _) => {
                 self.known.clear();
-                Arc::clone(self.mapping.insert(Arc::new(mapping)))
+                Some(Arc::clone(self.mapping.insert(Arc::new(mapping))))
             }
+            (None, _) => None,
         };
         let is_it =
             |known: &&Py<Memory>| known.get().address == address && known.get().bytes >= bytes;

@@ -170,6 +170,14 @@ def test_a_result_is_there_while_the_source_waits() -> None:
         go.set()
 
 
+def test_a_result_stays_as_it_is_until_the_next_one() -> None:
+    seen = []
+    for chunk in Job("read@0 -> write@0", read=lambda: chunks(20)):
+        time.sleep(0.01)
+        seen.append(float(chunk["x"][-1]))
+    assert seen == list(range(20))
+
+
 def test_a_loop_that_is_left_ends_the_job() -> None:
     def endless() -> Any:
         while True:
@@ -215,7 +223,7 @@ def test_a_stage_that_is_stuck_is_an_exception() -> None:
         forever.wait()
 
     with pytest.raises(pp.JobError, match="timed out: rank 0: work: no progress") as caught:
-        Job(ONE, read=chunks, work=stick, write=print, stuck_after=1).run()
+        Job(ONE, read=chunks, work=stick, write=print, stuck_after=1, first_after=0).run()
     assert caught.value.code == 9
     forever.set()
 
@@ -229,7 +237,7 @@ def test_a_stage_that_is_stuck_is_an_exception() -> None:
         (lambda: list(Job(ONE, read=chunks, work=double, write=print)), "'write' is given"),
         (lambda: Job(ONE, work=double).open(), "most="),
         (lambda: Job("read@0 -> work@", read=chunks, work=double), "write a rank here"),
-        (lambda: Job(ONE, read=chunks, work=double, devices=["tpu"], write=print), "tpu"),
+        (lambda: Job(ONE, read=chunks, work=double, devices=["tpu"], write=print).run(), "a device is cpu, cuda or cuda:N"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused(make: Any, words: str) -> None:

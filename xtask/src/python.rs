@@ -10,7 +10,11 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::process::{built, cargo, command, listed, output, root, run, target};
 
 /// The tests that need PyTorch.
-const TORCH_TESTS: &str = "python/tests/test_torch.py";
+const TORCH_TESTS: [&str; 3] = [
+    "python/tests/test_torch.py",
+    "python/tests/test_cuda.py",
+    "python/tests/test_networks.py",
+];
 
 /// Checks the types of the package and runs its suite. The tests with PyTorch run where there is one. `packages` is what cargo
 /// builds: what was built with the whole workspace differs from what is built alone.
@@ -24,13 +28,11 @@ pub(crate) fn test(packages: &str) -> Result<()> {
     types.env("MYPYPATH", root().join("python"));
     let cache = target()?.join("python/mypy");
     run(types.arg("--cache-dir").arg(cache))?;
-    pytest(
-        &python,
-        &package,
-        &["--ignore", TORCH_TESTS, "python/tests"],
-    )?;
+    let left_out = TORCH_TESTS.iter().flat_map(|file| ["--ignore", file]);
+    let others: Vec<&str> = left_out.chain(["python/tests"]).collect();
+    pytest(&python, &package, &others)?;
     match torch()? {
-        Some(python) => pytest(&python, &package, &[TORCH_TESTS]),
+        Some(python) => pytest(&python, &package, &TORCH_TESTS),
         // A build machine may have none: what it installs is not bounded by its time.
         None => {
             println!(
