@@ -43,5 +43,5 @@ pub use frame::{Frame, FrameView, FrameViewMut, Plane, PlaneView, PlaneViewMut};
 pub use group::Collectives;
 pub use payload::{HostMut, Payload, PayloadMut, TensorsIn};
 pub use plugin::{KernelSet, RawSession, StageSession};
-pub use pp_contract::{DType, Manifest, TensorSpec, VideoPlanParts};
+pub use pp_contract::{DType, Manifest, TensorSpec, VideoPlanParts, pass_range};
 pub use stage::{Description, FrameGeometry, StageInfo, StageKind};

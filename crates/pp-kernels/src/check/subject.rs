@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use pp_device::{CudaError, Stream};
 
-use super::outcome::{Outcome, fail};
+use super::outcome::{Outcome, Why, fail};
 use super::session::{CheckedSession, Hears};
 use crate::config::{Chroma, SessionConfig, Space};
 use crate::cuda::borrow;
@@ -38,7 +38,9 @@ pub struct Subject<'a> {
     pub(super) stream: Option<Stream>,
     /// The user's.
     pub(super) args: &'a [(String, String)],
-    size: Cell<Option<(u32, u32)>>,
+    size: Option<(u32, u32)>,
+    /// Width, height and chroma format of the sessions, once they are known.
+    found: Cell<Option<(u32, u32, Chroma)>>,
     hears: Hears<'a>,
     /// Sizes that the kernels did not take in the check under way, and why.
     pub(super) skipped: RefCell<Vec<String>>,
@@ -52,7 +54,8 @@ impl<'a> Subject<'a> {
             set,
             stream: None,
             args: &[],
-            size: Cell::default(),
+            size: None,
+            found: Cell::default(),
             hears: None,
             skipped: RefCell::default(),
         }
@@ -81,7 +84,6 @@ impl<'a> Subject<'a> {
     /// first of a few sizes that the kernels take.
     #[must_use]
     pub fn with(self, args: &'a [(String, String)], size: Option<(u32, u32)>) -> Self {
-        let size = Cell::new(size);
         Subject { args, size, ..self }
     }
 
@@ -127,17 +129,23 @@ impl<'a> Subject<'a> {
         })
     }
 
-    /// Describes small sessions in the first chroma format that the kernels serve.
+    /// Describes small sessions in the first chroma format and size that the kernels take.
     pub(super) fn setup(&self) -> Outcome<Setup<'static>> {
-        let chroma = self.set.describe().chroma[0];
-        for (width, height) in SIZES {
-            let is_known = self.size.get().is_some();
+        let sizes = match &self.size {
+            Some(size) => std::slice::from_ref(size),
+            None => &SIZES[..],
+        };
+        let formats = self.set.describe().chroma.iter();
+        for (chroma, (width, height)) in
+            formats.flat_map(|of| sizes.iter().map(move |size| (*of, *size)))
+        {
+            let is_known = self.found.get().is_some();
             if !is_known && self.takes(&self.setup_of(width, height, chroma))? {
-                self.size.set(Some((width, height)));
+                self.found.set(Some((width, height, chroma)));
             }
         }
-        match self.size.get() {
-            Some((width, height)) => Ok(self.setup_of(width, height, chroma)),
+        match self.found.get() {
+            Some((width, height, chroma)) => Ok(self.setup_of(width, height, chroma)),
             None => fail(format!(
                 "the kernels refuse every size that was tried, {}; name one with --width and --height",
                 self.skipped.take().join(", ")
@@ -164,15 +172,21 @@ impl<'a> Subject<'a> {
         else {
             return Ok(true);
         };
+        let (width, height) = (setup.config.width, setup.config.height);
+        self.skip(&format!("{width}x{height}"), why)?;
+        Ok(false)
+    }
+
+    /// Notes what the kernels refuse with `PP_UNSUPPORTED`. Another error stays one.
+    pub(super) fn skip(&self, what: &str, why: Why) -> Outcome {
         let Some(("create", Status::Unsupported, text)) = why.refusal() else {
             return Err(why);
         };
-        let (width, height) = (setup.config.width, setup.config.height);
-        let note = format!("{width}x{height} ({text})");
+        let note = format!("{what} ({text})");
         let mut skipped = self.skipped.borrow_mut();
         if !skipped.contains(&note) {
             skipped.push(note);
         }
-        Ok(false)
+        Ok(())
     }
 }

@@ -37,7 +37,7 @@ use sizes::Sizes;
 
 /// The built-in CUDA kernels.
 #[derive(Debug)]
-pub(crate) enum Ptx {}
+pub enum Ptx {}
 
 /// One stage of one stream through the built-in CUDA kernels.
 #[derive(Debug)]
