@@ -22,7 +22,10 @@ if not _sys.platform.startswith("linux"):
 
 from . import video
 from ._errors import JobError, StageError
+from ._export import Video, export
 from ._job import Flow, Job, Summary
 from ._stages import At, Chunk, Item, Out, Spec, Stage
 
-__all__ = ["At", "Chunk", "Flow", "Item", "Job", "JobError", "Out", "Spec", "Stage", "StageError", "Summary", "video"]
+__all__ = [
+    "At", "Chunk", "Flow", "Item", "Job", "JobError", "Out", "Spec", "Stage", "StageError", "Summary", "Video", "export", "video",
+]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -109,35 +110,51 @@ def export(
     sizes = {"frames": int(first.shape[0])}
     if "denoising_step_list" in tensors:
         sizes["steps"] = int(tensors["denoising_step_list"].shape[0])
-    takes = [_takes(block, tensors, at) for at, block in enumerate(blocks)]
     about: dict[str, Any] = {"format": _FORMAT, "torch": str(torch.__version__), "device": first.device.type, **_machine(first)}
-    about |= {"example": sizes, "parts": []}
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), zipfile.ZipFile(part, "w") as archive:
-        value, begin = None, 0
-        counts = _cut(len(blocks), parts)
-        for at, count in enumerate(counts):
-            ends = begin + count == len(blocks)
-            piece = _Piece(blocks[begin : begin + count], takes[begin : begin + count], tensors, value)
-            value = piece.eager(tensors, value)
-            value = value.to(first.dtype) if ends else _between(value, begin + count)
-            name = output if ends else "guide"
-            dims = [_dims(tensor, label, sizes, dynamic) for label, tensor in (*piece.inputs.items(), (name, value))]
-            if ends and value.shape != first.shape:
-                raise ValueError(f"the module gives {list(value.shape)}; {output} must be like the first tensor, {list(first.shape)}")
-            files = _compile(piece, value, dims, Path(folder) / f"part{at}.pt2")
-            _add(archive, files, path.stem, at)
-            example_bytes = b"".join(map(_bytes, (*piece.inputs.values(), value)))
-            archive.writestr(f"{path.stem}/extra/pp/part{at}.example", example_bytes)
-            specs = [
-                {"name": label, "dtype": dtype_name(tensor.dtype), "dims": of}
-                for (label, tensor), of in zip((*piece.inputs.items(), (name, value)), dims, strict=True)
-            ]
-            about["parts"].append({"inputs": specs[:-1], "output": specs[-1], "tolerance": tolerance})
-            begin += count
-        archive.writestr(f"{path.stem}/extra/pp/package.json", json.dumps(about, indent=1))
-    os.replace(part, path)
+    about["example"] = sizes
+    path, counts = Path(path), _cut(len(blocks), parts)
+    # Beside the package, which gets its name when it is whole.
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
+        whole = Path(folder) / "whole.pt2"
+        with torch.no_grad(), zipfile.ZipFile(whole, "w") as archive:
+            about["parts"] = _parts(archive, path.stem, blocks, counts, tensors, sizes, output, dynamic, tolerance)
+            archive.writestr(f"{path.stem}/extra/pp/package.json", json.dumps(about, indent=1))
+        os.replace(whole, path)
+
+
+def _parts(
+    archive: zipfile.ZipFile,
+    stem: str,
+    blocks: list[Any],
+    counts: list[int],
+    tensors: dict[str, Any],
+    sizes: dict[str, int],
+    output: str,
+    dynamic: Sequence[str],
+    tolerance: float,
+) -> list[dict[str, Any]]:
+    """Compiles one part after the other into the archive, and says what each reads and makes."""
+    first = next(iter(tensors.values()))
+    takes = [_takes(block, tensors, at) for at, block in enumerate(blocks)]
+    value, begin, parts = None, 0, []
+    for at, count in enumerate(counts):
+        end = begin + count
+        piece = _piece(blocks[begin:end], takes[begin:end], tensors, value)
+        value = piece.eager(tensors, value)
+        if end < len(blocks):
+            name, value = "guide", _between(value, end)
+        elif value.shape == first.shape:
+            name, value = output, value.to(first.dtype).contiguous()
+        else:
+            raise ValueError(f"the module gives {list(value.shape)}; {output} must be like the first tensor, {list(first.shape)}")
+        named = [*piece.inputs.items(), (name, value)]
+        dims = [_dims(tensor, label, sizes, dynamic) for label, tensor in named]
+        _compile(archive, f"{stem}/", at, piece, value, dims)
+        archive.writestr(f"{stem}/extra/pp/part{at}.example", b"".join(_bytes(tensor) for _, tensor in named))
+        specs = [{"name": label, "dtype": dtype_name(of.dtype), "dims": dim} for (label, of), dim in zip(named, dims, strict=True)]
+        parts.append({"inputs": specs[:-1], "output": specs[-1], "tolerance": tolerance})
+        begin = end
+    return parts
 
 
 def _check(blocks: list[Any], tensors: dict[str, Any], dynamic: Sequence[str]) -> None:
@@ -220,7 +237,7 @@ def _dims(tensor: Any, name: str, sizes: dict[str, int], dynamic: Sequence[str])
     return [varies, *dims[1:]]
 
 
-def _Piece(blocks: list[Any], takes: list[list[str | None]], tensors: dict[str, Any], before: Any) -> Any:
+def _piece(blocks: list[Any], takes: list[list[str | None]], tensors: dict[str, Any], before: Any) -> Any:
     """The blocks of one part as a module that writes its result into its last argument."""
     import torch
 
@@ -248,7 +265,8 @@ def _Piece(blocks: list[Any], takes: list[list[str | None]], tensors: dict[str, 
     return Piece().eval()
 
 
-def _compile(piece: Any, value: Any, dims: list[list[int | str]], to: Path) -> Path:
+def _compile(archive: zipfile.ZipFile, stem: str, at: int, piece: Any, value: Any, dims: list[list[int | str]]) -> None:
+    """Compiles a part, and copies what AOTInductor made of it; of the first part also what marks the archive."""
     import torch
     import torch._inductor
 
@@ -256,27 +274,22 @@ def _compile(piece: Any, value: Any, dims: list[list[int | str]], to: Path) -> P
         "frames": torch.export.Dim("frames", min=1, max=1024),
         "steps": torch.export.Dim("steps", min=0, max=1024),
     }
-    shapes = tuple({at: sizes[size] for at, size in enumerate(of) if isinstance(size, str)} for of in dims)
+    shapes = tuple({place: sizes[size] for place, size in enumerate(of) if isinstance(size, str)} for of in dims)
     arguments = (*piece.inputs.values(), torch.empty_like(value))
     program = torch.export.export(piece, arguments, dynamic_shapes={"tensors": shapes})
     # The host says how many threads a call may use.
     options = {"cpp.dynamic_threads": True}
-    torch._inductor.aoti_compile_and_package(program, package_path=str(to), inductor_configs=options)
-    return to
-
-
-def _add(archive: zipfile.ZipFile, package: Path, stem: str, at: int) -> None:
-    """Copies what AOTInductor made of a part. Of the first part also what marks the archive."""
-    with zipfile.ZipFile(package) as made:
-        for info in made.infolist():
-            rest = info.filename.split("/", 1)[-1]
-            model = rest.startswith("data/aotinductor/model/")
-            if not model and at:
-                continue
-            rest = rest.replace("data/aotinductor/model/", f"data/aotinductor/part{at}/", 1)
-            with made.open(info) as source, archive.open(f"{stem}/{rest}", "w", force_zip64=True) as to:
-                while block := source.read(1 << 20):
-                    to.write(block)
+    model = "data/aotinductor/model/"
+    with tempfile.TemporaryDirectory() as folder:
+        package = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/part.pt2", inductor_configs=options)
+        with zipfile.ZipFile(package) as made:
+            for info in made.infolist():
+                name = info.filename.split("/", 1)[-1]
+                if at and not name.startswith(model):
+                    continue
+                name = name.replace(model, f"data/aotinductor/part{at}/", 1)
+                with made.open(info) as source, archive.open(stem + name, "w", force_zip64=True) as to:
+                    shutil.copyfileobj(source, to)
 
 
 def _bytes(tensor: Any) -> bytes:

@@ -83,6 +83,7 @@ const LAYERS: &[Layer] = &[
     open("pp-runtime", &[JOB, KERNELS, CLI], &[DEVICE]),
     open("pp-job", &[KERNELS, CLI], &[DEVICE]),
     open("pp-kernels", &[WIRE, RUNTIME, CLI], &[]),
+    open("pp-plugin-aoti", &[WIRE, RUNTIME, CLI], &[]),
     open("pp-plugin-cust", &[WIRE, RUNTIME, CLI], &[]),
     open(
         "pp-video",

@@ -85,7 +85,9 @@ fn run(args: &[String]) -> Result<()> {
         Some("everything") => everything::run(rest),
         Some("fuzz") => fuzz::run(rest),
         Some("bundle") => bundle::run(rest),
-        Some("python") => python::test("--package pp-python"),
+        Some("python") => {
+            python::test("--package pp-python --package pp-cli --package pp-plugin-aoti")
+        }
         Some("torch") => python::install_torch(),
         Some("wheel") => python::wheel(rest),
         Some("soak") => trials::soak(rest),

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::process::{built, cargo, command, listed, output, root, run, target};
 
 /// The tests that need PyTorch.
-const TORCH_TESTS: [&str; 3] = [
+const TORCH_TESTS: [&str; 4] = [
+    "python/tests/test_export.py",
     "python/tests/test_torch.py",
     "python/tests/test_cuda.py",
     "python/tests/test_networks.py",
@@ -30,9 +31,14 @@ pub(crate) fn test(packages: &str) -> Result<()> {
     run(types.arg("--cache-dir").arg(cache))?;
     let left_out = TORCH_TESTS.iter().flat_map(|file| ["--ignore", file]);
     let others: Vec<&str> = left_out.chain(["python/tests"]).collect();
-    pytest(&python, &package, &others)?;
+    pytest(&python, &package, &others, &[])?;
     match torch()? {
-        Some(python) => pytest(&python, &package, &TORCH_TESTS),
+        Some(python) => {
+            let pp = built(&mut cargo(&format!("build {packages}")), "pp")?;
+            let plugin = built(&mut cargo(&format!("build {packages}")), "pp_aoti")?;
+            let set = [("PP_TEST_PP", &*pp), ("PP_TEST_AOTI", &*plugin)];
+            pytest(&python, &package, &TORCH_TESTS, &set)
+        }
         // A build machine may have none: what it installs is not bounded by its time.
         None => {
             println!(
@@ -64,8 +70,9 @@ fn package(packages: &str) -> Result<PathBuf> {
 }
 
 /// Runs tests, and says how many passed in the words of Rust's harness.
-fn pytest(python: &Path, package: &Path, tests: &[&str]) -> Result<()> {
+fn pytest(python: &Path, package: &Path, tests: &[&str], set: &[(&str, &Path)]) -> Result<()> {
     let mut pytest = command(python);
+    pytest.envs(set.iter().copied());
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]);
     pytest.args(tests);
     pytest

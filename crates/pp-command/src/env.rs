@@ -149,6 +149,7 @@ mod tests {
             "pp-runtime",
             "pp-kernels",
             "nccl-sys",
+            "../plugins/aoti",
         ] {
             named_in(&crates.join(part).join("src"), &mut named);
         }

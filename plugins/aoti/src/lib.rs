@@ -1,7 +1,6 @@
 //! A `.pt2` without Python: `phase_b` is a package that PyTorch's `AOTInductor` compiled and `pp_pipeline.export` wrote;
 //! `encode` and `decode` are the built-in ones.
-//!
-//!     pp run --kernels libpp_plugin_aoti.so --plugin-arg phase_b=model.pt2 --input in.y4m --output out.y4m
+//! `--kernels libpp_aoti.so --plugin-arg phase_b=model.pt2` gives both to `pp run` and `pp plugin check`.
 //!
 //! PyTorch's library is opened at run time ([`torch`]). A package is read and checked ([`package`]), its code is loaded once in a
 //! process ([`model`]), and a session runs the parts that are its share ([`stage`]): straight from the slot that was received into

@@ -13,7 +13,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use pp_kernels::{DType, Failure, TensorSpec};
 
 use crate::package::{self, About, Identity, Package, Part, Sizes};
-use crate::torch::{Code, Handle, Place, Tensor, Torch, words};
+use crate::torch::{Code, Handle, OnStream, Place, Tensor, Torch, words};
 
 /// A package's `AOTInductorModelContainer`.
 type Container = *mut c_void;
@@ -91,6 +91,12 @@ pub(crate) fn check(
             torch.path.display()
         ));
     }
+    if place != Place::Host && !torch.has_cuda() {
+        let library = torch.path.display();
+        return refuse(format!(
+            "{library} has no CUDA; install a PyTorch for CUDA, or set PP_LIBTORCH to its folder"
+        ));
+    }
     if let Place::Cuda(_) = place
         && about.capability != capability
     {
@@ -126,7 +132,7 @@ impl Model {
     pub(crate) fn open(
         (path, package): (&Path, &Package),
         number: usize,
-        (part, example): (Part, Sizes),
+        (part, [example, most]): (Part, [Sizes; 2]),
         (place, stream): (Place, u64),
     ) -> Result<Model, Failure> {
         let torch = Torch::get()?;
@@ -153,12 +159,11 @@ impl Model {
         };
         let mut model = Self::of(code, torch, place, part)?;
         if known.is_none() || place != Place::Host {
-            model.test(
-                path,
-                &package.read(&format!("extra/pp/part{number}.example"))?,
-                example,
-                stream,
-            )?;
+            let bytes = package.read(&format!("extra/pp/part{number}.example"))?;
+            model.test(path, &bytes, example, stream)?;
+        }
+        if place != Place::Host {
+            model.warm(most, stream)?;
         }
         Ok(model)
     }
@@ -286,62 +291,87 @@ impl Model {
         sizes: Sizes,
         stream: u64,
     ) -> Result<(), Failure> {
-        let specs = self.specs(sizes)?.to_vec();
-        let bytes = |spec: &TensorSpec| spec.bytes() as usize;
-        if specs.iter().map(bytes).sum::<usize>() != example.len() {
-            return Err(Failure::invalid(format!(
-                "{}: the example has {} bytes, which is not what its tensors take; write it again with pp_pipeline.export",
-                path.display(),
-                example.len()
-            )));
-        }
-        let _on_stream = match self.place {
-            Place::Host => None,
-            // SAFETY: the session's stream, which the caller of `open` gives with its device.
-            Place::Cuda(device) => Some(unsafe { self.torch.on_stream(stream, device) }?),
-        };
-        let (mut given, mut rest) = (Vec::new(), example);
-        for spec in &specs {
-            let (bytes, behind) = rest.split_at(bytes(spec));
-            rest = behind;
-            let shape = (spec.dtype(), spec.shape().dims());
-            let tensor = self.torch.empty(shape, self.place)?;
-            // SAFETY: the bytes of the example, which live longer than the copy: from memory that is not page-locked it has
-            // read them when it returns. The tensor is dropped here.
-            tensor.fill(&unsafe {
-                self.torch.over(
-                    bytes.as_ptr().expose_provenance() as u64,
-                    shape,
-                    Place::Host,
-                )
-            }?)?;
-            given.push(tensor);
-        }
-        let addresses = given
-            .iter()
-            .map(Tensor::address)
-            .collect::<Result<Vec<_>, _>>()?;
-        // SAFETY: tensors of these specs, which live until the copy behind the run was waited for.
-        let ran = unsafe { self.run(&addresses, sizes, stream) };
-        self.kept.clear();
-        ran?;
-        let (Some(output), Some(spec)) = (given.last(), specs.last()) else {
+        let _on_stream = self.on_stream(stream)?;
+        let made = self.once(example, sizes, stream).map_err(|error| {
+            Failure::new(
+                error.status,
+                format!("{}: {}", path.display(), error.message),
+            )
+        })?;
+        let Some(spec) = self.specs(sizes)?.last().cloned() else {
             return Ok(());
         };
         let found = self
             .torch
             .empty((spec.dtype(), spec.shape().dims()), Place::Host)?;
-        found.fill(output)?;
-        let found: *const u8 = ptr::with_exposed_provenance(found.address()? as usize);
+        found.fill(&made)?;
+        let (bytes, address) = (spec.bytes() as usize, found.address()? as usize);
         // SAFETY: a tensor on the host of so many bytes, which lives until the end of this function and is written no more.
-        let found = unsafe { std::slice::from_raw_parts(found, bytes(spec)) };
-        let expected = &example[example.len() - bytes(spec)..];
+        let found =
+            unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(address), bytes) };
+        let expected = &example[example.len() - bytes..];
         compare(spec.dtype(), found, expected, self.part.tolerance).map_err(|why| {
             Failure::error(format!(
                 "{}: the self-test of a part failed: {why}",
                 path.display()
             ))
         })
+    }
+
+    /// Runs the largest chunk once on zeros, so that no later run has to allocate or to choose its algorithms.
+    fn warm(&mut self, most: Sizes, stream: u64) -> Result<(), Failure> {
+        let _on_stream = self.on_stream(stream)?;
+        let bytes: u64 = self.specs(most)?.iter().map(TensorSpec::bytes).sum();
+        let made = self.once(&vec![0; bytes as usize], most, stream)?;
+        // The copy waits for the run.
+        let spec = self.specs(most)?.last().cloned();
+        let spec = spec.ok_or_else(|| Failure::error("a part without tensors"))?;
+        self.torch
+            .empty((spec.dtype(), spec.shape().dims()), Place::Host)?
+            .fill(&made)
+    }
+
+    /// On a device, sends PyTorch's own work of this thread to the session's stream.
+    fn on_stream(&self, stream: u64) -> Result<Option<OnStream>, Failure> {
+        match self.place {
+            Place::Host => Ok(None),
+            // SAFETY: the session's stream, which the caller of `open` gives with its device.
+            Place::Cuda(device) => unsafe { self.torch.on_stream(stream, device) }.map(Some),
+        }
+    }
+
+    /// Runs once on these bytes, those of one tensor behind those of the other, and gives the output.
+    fn once(&mut self, bytes: &[u8], sizes: Sizes, stream: u64) -> Result<Tensor, Failure> {
+        let specs = self.specs(sizes)?.to_vec();
+        if specs.iter().map(TensorSpec::bytes).sum::<u64>() != bytes.len() as u64 {
+            return Err(Failure::invalid(format!(
+                "the example has {} bytes, which is not what its tensors take; write it again with pp_pipeline.export",
+                bytes.len()
+            )));
+        }
+        let (mut given, mut rest) = (Vec::new(), bytes);
+        for spec in &specs {
+            let (own, behind) = rest.split_at(spec.bytes() as usize);
+            rest = behind;
+            let shape = (spec.dtype(), spec.shape().dims());
+            let tensor = self.torch.empty(shape, self.place)?;
+            let address = own.as_ptr().expose_provenance() as u64;
+            // SAFETY: these bytes are there for as long as this call, and are read only: a copy from memory that is not
+            // page-locked has read them when it returns.
+            tensor.fill(&unsafe { self.torch.over(address, shape, Place::Host) }?)?;
+            given.push(tensor);
+        }
+        let addresses = given
+            .iter()
+            .map(Tensor::address)
+            .collect::<Result<Vec<_>, _>>()?;
+        // SAFETY: tensors of these specs. The inputs are freed in the order of the stream, which is PyTorch's current one.
+        let ran = unsafe { self.run(&addresses, sizes, stream) };
+        self.kept.clear();
+        ran?;
+        given
+            .pop()
+            .ok_or_else(|| Failure::error("a part without tensors"))
     }
 }
 

@@ -297,3 +297,73 @@ impl Drop for Folder {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// A package of one part, whose library is no library.
+    fn package(compression: CompressionMethod) -> Vec<u8> {
+        let mut archive = rawzip::ZipArchiveWriter::new(Vec::new());
+        let about = r#"{"format": 1, "torch": "2.15.0", "device": "cpu", "example": {"frames": 2}, "parts": [{
+            "inputs": [{"name": "latents_in", "dtype": "bf16", "dims": ["frames", 4, 64]}], "tolerance": 0.01,
+            "output": {"name": "latents_out", "dtype": "bf16", "dims": ["frames", 4, 64]}}]}"#;
+        for (name, bytes) in [
+            ("x/extra/pp/package.json", about),
+            ("x/data/aotinductor/part0/a.so", "code"),
+        ] {
+            let made = archive.new_file(name).compression_method(compression);
+            let (mut entry, config) = made.start().unwrap();
+            let mut writer = config.wrap(&mut entry);
+            writer.write_all(bytes.as_bytes()).unwrap();
+            let (_, descriptor) = writer.finish().unwrap();
+            entry.finish(descriptor).unwrap();
+        }
+        archive.finish().unwrap()
+    }
+
+    fn read(bytes: &[u8]) -> Result<(About, Vec<u8>), Failure> {
+        let folder = Folder::new().unwrap();
+        let path = folder.0.join("a.pt2");
+        fs::write(&path, bytes).unwrap();
+        let package = Package::open(&path)?;
+        let (unpacked, library) = package.unpack(0, None)?;
+        assert_eq!(unpacked.0.metadata().unwrap().mode() & 0o777, 0o700);
+        Ok((package.about()?, fs::read(library).unwrap()))
+    }
+
+    #[test]
+    fn a_package_is_read_whole_or_refused_wherever_it_ends_or_was_changed() {
+        let whole = package(CompressionMethod::STORE);
+        let (about, library) = read(&whole).unwrap();
+        assert_eq!(library, b"code");
+        let sizes = Sizes {
+            frames: 3,
+            steps: 0,
+        };
+        let spec = about.parts[0].output.spec(sizes).unwrap();
+        assert_eq!(spec.shape().dims(), [3, 4, 64]);
+        for end in 0..whole.len() {
+            let error = read(&whole[..end]).unwrap_err();
+            assert!(
+                error.message.contains("cut off or damaged"),
+                "{end}: {error}"
+            );
+        }
+        for at in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 0x10;
+            // A change of what no one reads, such as a date, is none.
+            if let Ok((found, library)) = read(&changed) {
+                assert_eq!(
+                    (format!("{found:?}"), &library[..]),
+                    (format!("{about:?}"), &b"code"[..])
+                );
+            }
+        }
+        let error = read(&package(CompressionMethod::DEFLATE)).unwrap_err();
+        assert!(error.message.contains("is compressed"), "{error}");
+    }
+}

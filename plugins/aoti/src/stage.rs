@@ -71,13 +71,13 @@ impl Stage {
         let share = pass_range(count as u32, config.part as usize, config.parts as usize);
         let (first, end) = (share.start as usize, share.end as usize);
         let raw = stream.as_ref().map_or(0, Stream::raw);
+        let largest = most(config, about.example);
         let (mut models, mut between) = (Vec::new(), Vec::new());
         for number in first..end {
-            let part = (about.parts[number].clone(), about.example);
+            let part = (about.parts[number].clone(), [about.example, largest]);
             let model = Model::open((path, &package), number, part, (place, raw))?;
             if number + 1 < end {
-                let sizes = most(config, about.example);
-                let made = about.parts[number].output.spec(sizes)?;
+                let made = about.parts[number].output.spec(largest)?;
                 let made = Torch::get()?.empty((made.dtype(), made.shape().dims()), place)?;
                 let address = made.address()?;
                 between.push((made, address));

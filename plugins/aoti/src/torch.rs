@@ -3,7 +3,7 @@
 //! The library is opened once, with `RTLD_GLOBAL`, because the code of a package looks its functions up there, and never closed.
 
 use std::cell::Cell;
-use std::ffi::{OsStr, c_char, c_int, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::fs;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
@@ -58,6 +58,8 @@ pub(crate) struct Torch {
     /// `at::set_num_threads`, which has no C form.
     threads: Option<unsafe extern "C" fn(c_int)>,
 }
+
+const GUARD: &[u8] = b"aoti_torch_create_cuda_stream_guard";
 
 static OPENED: Mutex<Option<&'static Torch>> = Mutex::new(None);
 
@@ -239,39 +241,30 @@ impl Torch {
         }
     }
 
+    /// Says whether it works on GPUs.
+    pub(crate) fn has_cuda(&self) -> bool {
+        // SAFETY: the symbol is looked for, and not called.
+        unsafe { self.library.get::<Guard>(GUARD) }.is_ok()
+    }
+
     /// Makes a stream the one that PyTorch's own work of this thread goes to, for as long as the result lives.
     ///
     /// # Safety
     /// `stream` is a live `CUstream` of the device of this number.
     pub(crate) unsafe fn on_stream(&self, stream: u64, device: u32) -> Result<OnStream, Failure> {
-        let without = |_| {
-            Failure::unsupported(format!(
-                "{} has no CUDA; install a PyTorch for CUDA",
-                self.path.display()
-            ))
-        };
+        let missing = |error: libloading::Error| Failure::unsupported(error.to_string());
         // SAFETY: shim.h declares both.
         let (make, delete) = unsafe {
+            let delete = self.library.get(b"aoti_torch_delete_cuda_stream_guard");
             (
-                *self
-                    .library
-                    .get::<Guard>(b"aoti_torch_create_cuda_stream_guard")
-                    .map_err(without)?,
-                *self
-                    .library
-                    .get(b"aoti_torch_delete_cuda_stream_guard")
-                    .map_err(without)?,
+                *self.library.get::<Guard>(GUARD).map_err(missing)?,
+                *delete.map_err(missing)?,
             )
         };
         let mut guard = ptr::null_mut();
+        let stream = ptr::with_exposed_provenance_mut(stream as usize);
         // SAFETY: the stream is the caller's duty; writes one pointer to a local.
-        let code = unsafe {
-            make(
-                ptr::with_exposed_provenance_mut(stream as usize),
-                device as i32,
-                &raw mut guard,
-            )
-        };
+        let code = unsafe { make(stream, device as i32, &raw mut guard) };
         judge(code, "set the stream")?;
         Ok(OnStream { guard, delete })
     }
@@ -304,20 +297,16 @@ impl Tensor {
     pub(crate) fn alias(&self) -> Result<Handle, Failure> {
         let mut made = ptr::null_mut();
         // SAFETY: the tensor lives; writes one pointer to a local.
-        judge(
-            unsafe { (self.torch.alias)(self.handle, &raw mut made) },
-            "share a tensor",
-        )?;
+        let code = unsafe { (self.torch.alias)(self.handle, &raw mut made) };
+        judge(code, "share a tensor")?;
         Ok(made)
     }
 
     pub(crate) fn address(&self) -> Result<u64, Failure> {
         let mut address: *mut c_void = ptr::null_mut();
         // SAFETY: the tensor lives; writes one pointer to a local.
-        judge(
-            unsafe { (self.torch.data)(self.handle, &raw mut address) },
-            "look at a tensor",
-        )?;
+        let code = unsafe { (self.torch.data)(self.handle, &raw mut address) };
+        judge(code, "look at a tensor")?;
         Ok(address.expose_provenance() as u64)
     }
 
@@ -407,11 +396,10 @@ fn find() -> Result<PathBuf, Failure> {
 /// # Safety
 /// `text` is null or ends with a NUL.
 pub(crate) unsafe fn words(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
     // SAFETY: the caller's duty.
-    (!text.is_null()).then(|| {
-        unsafe { std::ffi::CStr::from_ptr(text) }
-            .to_string_lossy()
-            .trim()
-            .replace('\n', " ")
-    })
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    Some(text.trim().replace('\n', " "))
 }
