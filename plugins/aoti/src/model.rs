@@ -70,7 +70,7 @@ pub(crate) fn check(
     place: Place,
     capability: [u32; 2],
 ) -> Result<(), Failure> {
-    let refuse = |why: String| Err(Failure::unsupported(format!("{}: {why}", path.display())));
+    let refuse = |why: String| Err(Failure::error(format!("{}: {why}", path.display())));
     let device = match place {
         Place::Host => "cpu",
         Place::Cuda(_) => "cuda",
@@ -428,7 +428,7 @@ impl Compiled {
                     "export it with the PyTorch that PP_LIBTORCH or the environment of Python names here"
                 }
             };
-            Failure::unsupported(format!(
+            Failure::error(format!(
                 "{} cannot be loaded: {words}; {remedy}",
                 path.display()
             ))

@@ -88,7 +88,7 @@ impl Torch {
             let words = error
                 .source()
                 .map_or_else(|| error.to_string(), ToString::to_string);
-            Failure::unsupported(format!(
+            Failure::error(format!(
                 "{} cannot be used: {words}; {REMEDY}",
                 path.display()
             ))
@@ -128,7 +128,7 @@ impl Torch {
         // SAFETY: each function whose name is made here takes nothing and gives an `int32_t` (shim.h).
         let function = unsafe { self.library.get::<Number>(name.as_bytes()) };
         let function = function.map_err(|_| {
-            Failure::unsupported(format!("{} lacks {name}; {REMEDY}", self.path.display()))
+            Failure::error(format!("{} lacks {name}; {REMEDY}", self.path.display()))
         })?;
         // SAFETY: as above.
         Ok(unsafe { function() })
@@ -252,7 +252,7 @@ impl Torch {
     /// # Safety
     /// `stream` is a live `CUstream` of the device of this number.
     pub(crate) unsafe fn on_stream(&self, stream: u64, device: u32) -> Result<OnStream, Failure> {
-        let missing = |error: libloading::Error| Failure::unsupported(error.to_string());
+        let missing = |error: libloading::Error| Failure::error(error.to_string());
         // SAFETY: shim.h declares both.
         let (make, delete) = unsafe {
             let delete = self.library.get(b"aoti_torch_delete_cuda_stream_guard");
@@ -359,7 +359,7 @@ fn find() -> Result<PathBuf, Failure> {
         let folders = [PathBuf::from(&named), Path::new(&named).join("lib")];
         return folders.into_iter().find(is_there).ok_or_else(|| {
             let named = named.display();
-            Failure::unsupported(format!(
+            Failure::error(format!(
                 "PP_LIBTORCH={named}: there is no libtorch.so; name the folder that holds it"
             ))
         });
@@ -384,7 +384,7 @@ fn find() -> Result<PathBuf, Failure> {
         }
         tried.push(python.display().to_string());
     }
-    Err(Failure::unsupported(format!(
+    Err(Failure::error(format!(
         "no PyTorch was found: {} cannot import torch; activate an environment that has it, or set PP_LIBTORCH to the folder of \
          libtorch.so",
         tried.join(" and ")
