@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pp_contract::FaultKind;
+use pp_contract::{ChunkIndex, Fault, FaultKind};
 use pp_job::Error;
 use pp_runtime::stage::StageError;
 use pyo3::exceptions::PyValueError;
@@ -12,7 +12,7 @@ pyo3::create_exception!(
     _native,
     EndError,
     pyo3::exceptions::PyException,
-    "What ended a job: (kind, rank, operation, text, exit code). The package makes an exception of its own of it."
+    "What ended a job: (kind, rank, operation, line, exit code, stage, chunk, text). The package makes an exception of its own of it."
 );
 
 /// The exception that a stage of this process raised first.
@@ -20,14 +20,14 @@ pyo3::create_exception!(
 pub(crate) struct Raised(Arc<Mutex<Option<PyErr>>>);
 
 impl Raised {
-    /// The fault of a stage that raised this. The exception is kept.
+    /// The fault of a stage that raised this: a line, and the traceback below it. The exception is kept.
     pub(crate) fn fault(
         &self,
         py: Python<'_>,
         operation: &'static str,
         error: PyErr,
     ) -> StageError {
-        let detail = said(py, &error);
+        let detail = format!("{}\n{}", said(py, &error), traceback(py, &error));
         let mut raised = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         raised.get_or_insert(error);
         StageError::new(FaultKind::Plugin, operation, detail)
@@ -60,28 +60,43 @@ fn said(py: Python<'_>, error: &PyErr) -> String {
         at = frame.getattr("tb_next").ok().filter(|next| !next.is_none());
     }
     text.extend(place);
-    text
+    // An exception may say several lines, and the traceback has them.
+    text.replace(['\n', '\r'], " ")
+}
+
+/// Most bytes of a traceback. A fault has room for them behind its line.
+const TRACEBACK_BYTES: usize = Fault::MAX_TEXT_BYTES - 1024;
+
+/// The traceback of an exception, as Python prints it. Of one that is too long the end counts.
+fn traceback(py: Python<'_>, error: &PyErr) -> String {
+    let format = || -> PyResult<String> {
+        let module = py.import("traceback")?;
+        // The value may not know its traceback yet.
+        let error = (error.get_type(py), error.value(py), error.traceback(py));
+        let lines = module.call_method1("format_exception", error)?;
+        Ok(lines.extract::<Vec<String>>()?.concat())
+    };
+    let whole = format().unwrap_or_default();
+    match whole.len().checked_sub(TRACEBACK_BYTES) {
+        None | Some(0) => whole,
+        Some(over) => format!("...\n{}", &whole[whole.ceil_char_boundary(over)..]),
+    }
 }
 
 /// What ended a job, for the package.
 pub(crate) fn ended(error: &Error) -> PyErr {
     let code = error.code();
     let whole = error.to_string();
-    let fault = match error {
-        Error::Recorded(inner, _) => match &**inner {
-            Error::Fault(fault) | Error::Aborted(fault, _) => Some(fault),
-            _ => None,
-        },
-        Error::Fault(fault) | Error::Aborted(fault, _) => Some(fault),
-        _ => None,
-    };
-    match fault {
+    match error.as_fault() {
         Some(fault) => EndError::new_err((
             fault.kind.to_string(),
             Some(fault.rank.get()),
             Some(fault.operation.to_string()),
             whole,
             code,
+            fault.stage.as_ref().map(ToString::to_string),
+            fault.chunk.map(ChunkIndex::get),
+            fault.below(),
         )),
         None => {
             let kind = match error {
@@ -89,7 +104,16 @@ pub(crate) fn ended(error: &Error) -> PyErr {
                 Error::Interrupted(_) => FaultKind::Interrupted.to_string(),
                 _ => FaultKind::Internal.to_string(),
             };
-            EndError::new_err((kind, None::<u32>, None::<String>, whole, code))
+            EndError::new_err((
+                kind,
+                None::<u32>,
+                None::<String>,
+                whole,
+                code,
+                None::<String>,
+                None::<u64>,
+                String::new(),
+            ))
         }
     }
 }

@@ -70,7 +70,7 @@ def test_faults_of_another_rank_are_exceptions(film: Film) -> None:
             try:
                 job.run()
             except pp.JobError as error:
-                print(type(error).__name__, error.rank, error.code, error)
+                print(type(error).__name__, error.rank, error.code, str(error).splitlines()[0])
         print("alive")
         """
     )
@@ -79,6 +79,43 @@ def test_faults_of_another_rank_are_exceptions(film: Film) -> None:
     assert lines[0].startswith("StageError 1 5 plugin: rank 1: run: ValueError: out of cheese"), out
     assert lines[1].startswith("JobError 1 7 peer died: rank 1: run: the process was ended by signal 9"), out
     assert lines[2:] == ["alive"]
+
+
+FAILS = """
+def fail(chunk, out):
+    raise ValueError("out of cheese\\nand out of bread")
+"""
+
+
+def test_an_exception_of_another_rank_has_its_stage_its_chunk_and_its_traceback(film: Film) -> None:
+    code, out, error = film.run(
+        FAILS
+        + """
+if __name__ == "__main__":
+    try:
+        pp.Job("read@0 -> work@1 -> write@0", read=chunks, work=fail, write=print).run()
+    except pp.StageError as error:
+        print(error.rank, error.stage, error.chunk, error.operation)
+        print(error.text)
+"""
+    )
+    lines = out.splitlines()
+    assert code == 0 and lines[:2] == ["1 work 0 run", "Traceback (most recent call last):"], error + out
+    number = next(at for at, line in enumerate(film.path.read_text().splitlines(), 1) if "out of cheese" in line)
+    assert f'  File "{film.path}", line {number}, in fail' in lines, out
+    assert lines[-2:] == ["ValueError: out of cheese", "and out of bread"], out
+
+
+def test_the_traceback_of_an_exception_is_shown_once(film: Film) -> None:
+    raises = 'raise ValueError("out of cheese'
+    for rank in (0, 1):
+        program = FAILS + f"""
+pp.Job("read@0 -> work@{rank} -> write@0", read=chunks, work=fail, write=print).run()
+"""
+        code, _, error = film.run(program)
+        assert code == 1 and error.count(raises) == 1, error
+        assert f"plugin: rank {rank}: run: ValueError: out of cheese and out of bread" in error, error
+        assert error.count("Traceback (most recent call last)") == 2, error
 
 
 def test_a_rank_dies_while_the_loop_sleeps(film: Film) -> None:

@@ -24,7 +24,7 @@ pub struct TooLong {
 /// UTF-8 text of at most `MAX` bytes. It decodes from a format that lends its text, as postcard does.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "&str")]
-pub struct Text<const MAX: usize>(String);
+pub struct Text<const MAX: usize>(Box<str>);
 
 impl<const MAX: usize> Text<MAX> {
     /// The text, if it is within the bound.
@@ -34,13 +34,13 @@ impl<const MAX: usize> Text<MAX> {
     pub fn new(text: impl Into<String>) -> Result<Self, TooLong> {
         let text = text.into();
         check_len(text.len(), MAX)?;
-        Ok(Self(text))
+        Ok(Self(text.into_boxed_str()))
     }
 
     /// As much of the text as fits, cut between characters. For messages to people.
     #[must_use]
     pub fn truncated(text: &str) -> Self {
-        Self(text[..text.floor_char_boundary(MAX)].to_owned())
+        Self(text[..text.floor_char_boundary(MAX)].into())
     }
 
     /// The text.
@@ -70,7 +70,7 @@ impl<const MAX: usize> TryFrom<&str> for Text<MAX> {
     type Error = TooLong;
     fn try_from(text: &str) -> Result<Self, TooLong> {
         check_len(text.len(), MAX)?;
-        Ok(Self(text.to_owned()))
+        Ok(Self(text.into()))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::manifest::MAX_PAYLOAD_BYTES;
 ///
 /// Both ends speak the same version: all ranks of a job are one binary, so a rank of another version is a mistake in the
 /// deployment. The handshake names both versions.
-pub const WIRE_VERSION: u16 = 7;
+pub const WIRE_VERSION: u16 = 8;
 /// Size of a header.
 pub const HEADER_BYTES: usize = 64;
 /// Most bytes of a body.

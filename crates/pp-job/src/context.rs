@@ -10,7 +10,7 @@ use pp_runtime::switch::Switch;
 use crate::caller::Caller;
 use crate::config::Config;
 use crate::end::end_now;
-use crate::error::{Error, code_of};
+use crate::error::{Error, code_of, indented};
 use crate::flight::Flight;
 use crate::reports::{Report, Reporter};
 use crate::shared::SharedDevice;
@@ -89,7 +89,8 @@ impl Context {
             if !context.reporter.tell(Report::Exiting(fault.clone())) {
                 // If standard error is closed, the line is lost.
                 let hint = context.flight.hint().unwrap_or_default();
-                let _ = writeln!(std::io::stderr(), "pp: error: {fault}{hint}");
+                let below = indented(&fault.below());
+                let _ = writeln!(std::io::stderr(), "pp: error: {fault}{hint}{below}");
             }
             end_now(code)
         });

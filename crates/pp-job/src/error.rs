@@ -9,7 +9,7 @@ use pp_transport::error::lift_limit;
 use rustix::io::Errno;
 use signal_hook::consts::SIGINT;
 
-use crate::signal_names;
+use crate::{RANK_0, signal_names};
 
 /// Why a job, or a command of the program around it, failed. Its text is one line.
 ///
@@ -75,6 +75,35 @@ impl Error {
         Self::Local(Fault::new(kind, Rank::new(0), operation, detail))
     }
 
+    /// The fault, if a rank's fault ended the job.
+    #[must_use]
+    pub fn as_fault(&self) -> Option<&Fault> {
+        match self {
+            Self::Fault(fault) | Self::Aborted(fault, _) => Some(fault),
+            Self::Recorded(error, _) => error.as_fault(),
+            _ => None,
+        }
+    }
+
+    /// This error, of a stage of `rank` with this label that could not be opened.
+    pub(crate) fn of_opening(self, rank: Rank, label: &str) -> Self {
+        match self {
+            Self::Stage(error) => Self::Fault(error.into_fault(rank).in_stage(label, None)),
+            Self::Fault(fault) if fault.stage.is_none() => fault.in_stage(label, None).into(),
+            error => error,
+        }
+    }
+
+    /// What a program prints: the line of the error, and below it, indented, what else its fault says.
+    pub(crate) fn lines(&self) -> String {
+        let below = match self {
+            Self::Local(fault) => fault.below(),
+            Self::Stage(error) => error.clone().into_fault(RANK_0).below(),
+            error => error.as_fault().map(Fault::below).unwrap_or_default(),
+        };
+        format!("pp: error: {self}{}", indented(&below))
+    }
+
     /// Makes the fault that the other ranks are told.
     pub fn fault(&self, rank: Rank, operation: &str) -> Fault {
         match self {
@@ -119,7 +148,10 @@ impl std::fmt::Display for Error {
         match self {
             Self::Usage(text) | Self::Refused(text) => f.write_str(text),
             Self::Fault(fault) | Self::Aborted(fault, _) => write!(f, "{fault}"),
-            Self::Stage(error) => write!(f, "{}: {error}", error.kind),
+            Self::Stage(error) => {
+                let fault = error.clone().into_fault(RANK_0);
+                write!(f, "{}: {}: {}", fault.kind, fault.operation, fault.detail)
+            }
             Self::Local(fault) => {
                 write!(f, "{}: {}: {}", fault.kind, fault.operation, fault.detail)
             }
@@ -198,6 +230,11 @@ pub(crate) fn caught<T>(
         let why = text.unwrap_or("it does not say why");
         Err(Error::Other(anyhow::anyhow!("{who} panicked: {why}")))
     })
+}
+
+/// The lines of a text, to stand below another line.
+pub(crate) fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("\n    {line}")).collect()
 }
 
 /// The exit code of a kind of fault.

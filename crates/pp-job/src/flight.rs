@@ -141,7 +141,7 @@ impl Flight {
         let (at_ns, own) = (now_ns(), &self.0);
         if own.recorder.begun() > 0
             && !own.panicked.load(Ordering::Acquire)
-            && let Err(why) = own.write(Reason::Fault(fault.clone()))
+            && let Err(why) = own.write(Reason::Fault(fault.without_text()))
         {
             // The line that tells the fault says it, in the supervisor if there is one.
             let (kind, operation) = (FaultKind::Io, "write a flight recording");

@@ -28,13 +28,14 @@ use crate::signals::Signals;
 use crate::supervisor::{Supervised, supervise};
 use crate::{RANK_0, supervisor};
 
-/// Runs `program`, prints its error as one line and ends the process with the matching exit code. It does not return,
-/// so values that the caller holds are not dropped. Call it as the last expression of `main`.
+/// Runs `program`, prints its error as one line, and below it the text of its fault if it has one, and ends the process with
+/// the matching exit code. It does not return, so values that the caller holds are not dropped. Call it as the last expression
+/// of `main`.
 pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     let code = match caught("the program", program) {
         Ok(()) => 0,
         Err(error) => {
-            if !error.is_told() && !say(format!("pp: error: {error}")) {
+            if !error.is_told() && !say(error.lines()) {
                 // What runs at exit may wait for a thread that holds standard error.
                 end_now(error.code());
             }

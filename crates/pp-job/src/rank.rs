@@ -242,7 +242,10 @@ impl ThisRank<'_> {
                     context_chunks,
                     steps,
                     shape,
-                } = open(bell.clone())?;
+                } = open(bell.clone()).map_err(|error| {
+                    let label = self.pipeline.stages()[0].label();
+                    error.of_opening(self.rank(), &label)
+                })?;
                 let briefing = Briefing {
                     context_chunks,
                     steps,
@@ -256,7 +259,10 @@ impl ThisRank<'_> {
                 let mut members = stage.ranks.iter();
                 let member = members.position(|rank| *rank == self.rank());
                 let member = member.expect("the stage stands on this rank");
-                stages.push(program.open((stage, member), &briefing.shape, bell)?);
+                let opened = program.open((stage, member), &briefing.shape, bell);
+                let opened =
+                    opened.map_err(|error| error.of_opening(self.rank(), &stage.label()))?;
+                stages.push(opened);
             }
         }
         self.check_slots(briefing.steps, |from, to| {

@@ -87,7 +87,8 @@ typedef uint32_t pp_status;
 #define PP_DTYPE_F8E4M3FN 12u
 #define PP_DTYPE_F8E5M2 13u
 
-/* Owned by the caller. The callee writes at most `capacity` bytes of UTF-8 (no NUL needed) and sets `length`. */
+/* Owned by the caller. The callee writes at most `capacity` bytes of UTF-8 (no NUL needed) and sets `length`. The host gives
+   16,384 bytes. The first line stands in the line that says why the job ended; more lines, such as a backtrace, stand below it. */
 typedef struct pp_error {
   uint32_t struct_size;
   uint32_t reserved;

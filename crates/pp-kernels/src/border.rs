@@ -27,10 +27,13 @@ pub(crate) unsafe fn guarded(
     failure.status.code()
 }
 
-/// Calls one function of the other side's table: a status other than OK becomes a failure. Its text is one line: control
-/// characters and what is not UTF-8 are replaced, a length that lies is cut.
+/// Room for the text of an error, in bytes.
+const TEXT_BYTES: usize = 16 << 10;
+
+/// Calls one function of the other side's table: a status other than OK becomes a failure. In its text control characters other
+/// than the end of a line and the tabulator, and what is not UTF-8, are replaced; a length that lies is cut.
 pub(crate) fn called(call: impl FnOnce(*mut abi::ErrorText) -> u32) -> Result<(), Failure> {
-    let mut text = [0; 512];
+    let mut text = [0; TEXT_BYTES];
     let mut error = abi::ErrorText {
         struct_size: abi::size::<abi::ErrorText>(),
         reserved: 0,
@@ -44,9 +47,16 @@ pub(crate) fn called(call: impl FnOnce(*mut abi::ErrorText) -> u32) -> Result<()
     }
     let length = usize::try_from(error.length).unwrap_or(usize::MAX);
     let text = String::from_utf8_lossy(&text[..length.min(text.len())]);
-    let visible = |c: char| if c.is_control() { ' ' } else { c };
+    let visible = |c: char| match c {
+        '\n' | '\t' => c,
+        c if c.is_control() => ' ',
+        c => c,
+    };
     let message: String = text.chars().map(visible).collect();
-    Err(Failure::new(Status::from_code(status), message))
+    Err(Failure::new(
+        Status::from_code(status),
+        message.trim_end().to_owned(),
+    ))
 }
 
 /// The text of a panic. A payload of another type is forgotten: dropping it could panic again.
@@ -77,7 +87,7 @@ unsafe fn write_error(error: *mut abi::ErrorText, message: &str) {
         let length = if error.text.is_null() {
             0
         } else {
-            message.len().min(capacity)
+            message.floor_char_boundary(capacity)
         };
         if length > 0 {
             std::ptr::copy_nonoverlapping(message.as_ptr(), error.text, length);

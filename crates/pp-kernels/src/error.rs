@@ -58,7 +58,7 @@ impl Status {
 pub struct Failure {
     /// The code for the caller's decisions.
     pub status: Status,
-    /// One line for a person.
+    /// What a person reads: one line, or a first line and more, 16 KiB in all.
     pub message: String,
 }
 
@@ -79,7 +79,7 @@ impl From<PlanError> for Failure {
 }
 
 impl Failure {
-    /// A failure with one line for a person.
+    /// A failure with what a person reads of it.
     #[must_use]
     pub fn new(status: Status, message: impl Into<String>) -> Failure {
         let message = message.into();

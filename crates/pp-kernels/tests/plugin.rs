@@ -413,7 +413,7 @@ fn a_panic_is_an_error_and_ends_the_session() {
             }) => {
                 assert_eq!(found, operation);
                 assert!(
-                    message.starts_with(text) && message.len() <= 512,
+                    message.starts_with(text) && message.len() <= 16 << 10,
                     "{message}"
                 );
             }

@@ -32,7 +32,7 @@ pub struct StageError {
     pub kind: FaultKind,
     /// What was being done.
     pub operation: &'static str,
-    /// What went wrong, and the remedy.
+    /// What went wrong, and the remedy. Further lines, such as a traceback, become the text of the fault: up to 16 KiB.
     pub detail: String,
     /// The rank that the evidence is against, where that is not the one that found it.
     pub blames: Option<Rank>,

@@ -105,10 +105,9 @@ impl<'a> VideoJob<'a> {
         let were_found = args.devices.is_empty() && !devices.is_empty();
         let choice = backend::choose(&args.kernels, args.transport, rank, env);
         let choice = choice.map_err(|error| match error {
-            Error::Fault(mut fault) if were_found => {
+            Error::Fault(fault) if were_found => {
                 let detail = format!("{}; --transport host runs all ranks on CPUs", fault.detail);
-                fault = Fault::new(fault.kind, fault.rank, &fault.operation, detail);
-                fault.into()
+                fault.with_detail(detail).into()
             }
             error => error,
         });

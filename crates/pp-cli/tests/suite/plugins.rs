@@ -155,6 +155,24 @@ fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
     }
 }
 
+/// The first line of a plugin's error stands in the line of the job, and all of it, up to 16 KiB, below.
+#[test]
+fn a_long_error_of_a_plugin_is_printed_whole() {
+    let (_folder, input, output) = files("long_error", &video(48, 32, "420jpeg", 9));
+    let plugin = faulty("FAULT_ERROR_TEXT");
+    for (ranks, rank) in [("1", "rank 0"), ("2", "rank 1")] {
+        let ended = denoise(&input, &output, &plugin, &["--ranks", ranks]);
+        assert_eq!(ended.code, Some(5), "{}", ended.stderr);
+        let lines: Vec<&str> = ended.stderr.lines().collect();
+        let [first, below] = lines[..] else {
+            panic!("{} lines: {}", lines.len(), ended.stderr);
+        };
+        assert_has(first, &["pp: error: plugin", rank, "failed in phase_b: x"]);
+        assert!(below.starts_with("    xxx") && below.trim_start().len() > 16_000);
+        assert!(below.trim_start().bytes().all(|byte| byte == b'x'));
+    }
+}
+
 #[test]
 fn what_a_plugin_prints_does_not_get_into_the_video() {
     let (_folder, input, _) = files("plugin_prints", &video(48, 32, "420jpeg", 9));

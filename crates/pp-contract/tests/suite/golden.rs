@@ -146,4 +146,5 @@ fn fault_is_as_written_by_hand() {
         decoded.to_string(),
         "peer died: rank 1: receive: socket closed"
     );
+    assert_eq!(decoded.below(), "at byte 3");
 }

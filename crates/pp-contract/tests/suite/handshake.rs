@@ -251,8 +251,13 @@ fn every_field_at_its_bound_fits_a_hello_and_a_fault() {
     assert!(settings.set("one more", 1).is_err());
 
     let rank = Rank::new(u32::MAX);
-    let fault = Fault::new(FaultKind::Io, rank, &"o".repeat(99), "d".repeat(999));
+    let fault = Fault::new(FaultKind::Io, rank, &"o".repeat(99), "d".repeat(99_999));
+    let fault = fault.in_stage(&"s".repeat(99), Some(ChunkIndex::new(u64::MAX)));
     let bytes = fault.encode().unwrap();
     assert_eq!(bytes.len(), Fault::MAX_BYTES);
+    let short = fault.without_text();
+    let bytes_of_short = short.encode().unwrap();
+    assert_eq!(bytes_of_short.len(), Fault::MAX_BYTES_WITHOUT_TEXT);
+    assert_eq!(Fault::decode(&bytes_of_short), Ok(short));
     assert_eq!(Fault::decode(&bytes), Ok(fault));
 }

@@ -141,7 +141,7 @@ fn another_version_is_named_whatever_its_checksum() {
     let message = HeaderError::Version { theirs: 9 }.to_string();
     assert_eq!(
         message,
-        "wire version 9 is not 7; run the same build on every rank"
+        "wire version 9 is not 8; run the same build on every rank"
     );
 
     let mut hello = hello(0).encode().unwrap();

@@ -3,7 +3,7 @@
 //! | bytes | what |
 //! |---|---|
 //! | 0–7 | `PPFLIGHT` |
-//! | 8–9 | version, 2 |
+//! | 8–9 | version, 3 |
 //! | 10–11 | 0 |
 //! | 12–15 | length of the body |
 //! | 16–23 | XXH3-64 of the body |
@@ -18,7 +18,7 @@ use super::operation::Operation;
 use super::recorder::{FlightRecorder, Group, MAX_GROUPS, MAX_OPERATIONS};
 
 /// The version of the file that this build writes and reads.
-pub const FILE_VERSION: u16 = 2;
+pub const FILE_VERSION: u16 = 3;
 /// The first bytes of a file.
 const MAGIC: [u8; 8] = *b"PPFLIGHT";
 /// Bytes before the body.
@@ -41,7 +41,7 @@ pub struct Moment {
 pub enum Reason {
     /// A user asked for it, and the rank went on.
     Asked,
-    /// A fault ended the job, or this generation of it.
+    /// A fault ended the job, or this generation of it. It has no text.
     Fault(Fault),
     /// A thread panicked.
     Panic(Text<512>),

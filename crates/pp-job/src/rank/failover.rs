@@ -101,7 +101,7 @@ impl Failover {
     pub(super) fn on_stuck_driver(&self, context: &Arc<Context>, fault: &Fault) {
         if let Some(ending) = &self.last {
             let detail = format!("{}{ending}", fault.detail);
-            let last = Fault::new(fault.kind, fault.rank, &fault.operation, detail);
+            let last = fault.clone().with_detail(detail);
             context.end_with(&last);
         }
         if !self.may_restart.contains(&fault.rank) || !fault.kind.is_worth_a_restart() {

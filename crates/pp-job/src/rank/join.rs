@@ -212,7 +212,7 @@ fn explain(fault: Fault, rank: Rank, profile: &Profile) -> Fault {
     match &profile.choice {
         Some(choice) if fault.kind == FaultKind::HandshakeMismatch => {
             let detail = format!("{}; rank {rank} chose by itself: {choice}", fault.detail);
-            Fault::new(fault.kind, fault.rank, &fault.operation, detail)
+            fault.with_detail(detail)
         }
         _ => fault,
     }

@@ -352,7 +352,7 @@ fn again(
         }
         Some(cause) if nobody_came => {
             let what = format!("{}; and no other came: {}", cause.detail, fault.detail);
-            let cause = Fault::new(cause.kind, cause.rank, &cause.operation, what);
+            let cause = cause.clone().with_detail(what);
             Err(used_up(cause, causes, restarts, is_supervised).into())
         }
         _ => Err(used_up(fault, causes, restarts, is_supervised).into()),
@@ -366,7 +366,7 @@ fn used_up(fault: Fault, causes: &[Fault], restarts: u32, is_supervised: bool) -
         return fault;
     }
     let detail = format!("{}{ending}", fault.detail);
-    Fault::new(fault.kind, fault.rank, &fault.operation, detail)
+    fault.with_detail(detail)
 }
 
 /// How many restarts there were, if any; a supervisor says that by itself.

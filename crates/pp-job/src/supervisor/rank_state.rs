@@ -67,7 +67,7 @@ impl RankState {
         let why = &fault.detail;
         let detail =
             format!("it ended twice with {chunks} in flight, and is not started again: {why}");
-        Some(Fault::new(fault.kind, fault.rank, &fault.operation, detail))
+        Some(fault.clone().with_detail(detail))
     }
 }
 

@@ -174,7 +174,14 @@ impl Ends {
 
     /// The job failed with this fault.
     fn again(&self, fault: &Fault) -> Verdict {
-        self.because(fault.kind, fault.rank, &fault.operation, &fault.detail)
+        let said = self.because(fault.kind, fault.rank, &fault.operation, &fault.detail);
+        match said {
+            Verdict::Fault(said, signal) => {
+                let whole = fault.clone().with_detail(said.detail.as_str());
+                Verdict::Fault(whole, signal)
+            }
+            said => said,
+        }
     }
 
     /// What the exit code says of a rank that did not report why it ended.

@@ -27,7 +27,8 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Why::Skip(reason) | Why::Fault(reason) => f.write_str(reason),
-            Why::Error(error) => f.write_str(&with_source(&**error)),
+            // The report has a line for each check.
+            Why::Error(error) => f.write_str(&with_source(&**error).replace('\n', " ")),
         }
     }
 }

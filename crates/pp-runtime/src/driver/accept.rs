@@ -5,7 +5,7 @@ use pp_transport::edge::Edges;
 
 use super::blame::Blame;
 use super::retained::Admitted;
-use super::session::Session;
+use super::session::{SOURCE, Session};
 use crate::clock::now_ns;
 use crate::core::ONWARD;
 use crate::stage::Source;
@@ -83,7 +83,7 @@ where
             let built = source.is_built(&mut carry);
             built_ns = built.and_then(|_| source.accepted(chunk, carry, note));
         }
-        let built_ns = self.of_stage(built_ns)?;
+        let built_ns = self.of_stage((SOURCE, Some(chunk)), built_ns)?;
         let record = &mut admitted.record;
         if let Some(built_ns) = built_ns {
             // The time that a chunk waits in the queue of a device is not work.

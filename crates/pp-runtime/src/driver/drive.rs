@@ -83,7 +83,10 @@ where
         let first = usize::from(self.stages.source.is_some());
         for (stage, work) in (first..).zip(&mut self.stages.work) {
             if !self.core.has_closed(stage) {
-                work.finish().map_err(|e| e.into_fault(self.rank))?;
+                let failed = work.finish().err();
+                if let Some(error) = failed {
+                    return Err(self.in_stage((stage, None), error.into_fault(self.rank)));
+                }
             }
         }
         self.leave_alone();

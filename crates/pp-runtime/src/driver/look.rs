@@ -37,7 +37,7 @@ where
             if place.is_sink && facts.is_here[ONWARD] {
                 let own = self.work_of(stage);
                 let ready = self.run.stages.work[own].work().is_ready();
-                let ready = self.of_stage(ready)?;
+                let ready = self.of_stage((stage, None), ready)?;
                 self.run.waits_for_sink = !ready;
                 facts.is_free[ONWARD] &= ready;
             }

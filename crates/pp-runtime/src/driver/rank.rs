@@ -183,6 +183,16 @@ where
         peers
     }
 
+    /// Returns this fault of a stage of this rank, at work on this chunk, with both named.
+    pub(super) fn in_stage(
+        &self,
+        (stage, chunk): (usize, Option<ChunkIndex>),
+        fault: Fault,
+    ) -> Fault {
+        let spec = &self.options.pipeline.stages()[self.places[stage].at];
+        fault.in_stage(&spec.label(), chunk)
+    }
+
     /// Returns the source, if it is on this rank, and the summary of a run that has finished.
     pub fn finish(self) -> (Option<S>, Summary) {
         let summary = Summary {
@@ -284,5 +294,8 @@ pub fn of_all_clients(fault: Fault, own: Rank, has_failed: fn() -> bool) -> Faul
          all of them have ended: {}",
         fault.detail.as_str()
     );
-    Fault::new(FaultKind::SharedDevice, own, &fault.operation, detail)
+    Fault {
+        kind: FaultKind::SharedDevice,
+        ..fault.with_detail(detail)
+    }
 }

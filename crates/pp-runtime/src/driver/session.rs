@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use pp_contract::{Fault, Stamp};
+use pp_contract::{ChunkIndex, Fault, Stamp};
 use pp_transport::edge::Edges;
 
 use super::blame::Blame;
@@ -12,6 +12,9 @@ use crate::core::{EndEvent, Ending};
 use crate::stage::{Source, StageError};
 use crate::switch::Switch;
 use crate::times;
+
+/// The source among the stages of its rank.
+pub(super) const SOURCE: usize = 0;
 
 /// Holds the state of a run until a rank is lost.
 pub(super) struct Session<'a, 's, E: Edges, S: Source<E::Tx>> {
@@ -32,11 +35,11 @@ where
         stage - usize::from(self.run.stages.source.is_some())
     }
 
-    /// Turns the error of a stage's work into a fault. A collective also fails if a member is lost or has failed. In that
-    /// case the fault of the lost member is returned, and this rank is not blamed.
+    /// Turns the error of a stage's work on a chunk into a fault. A collective also fails if a member is lost or has failed. In
+    /// that case the fault of the lost member is returned, and this rank is not blamed.
     pub(super) fn of_work<T>(
         &mut self,
-        stage: usize,
+        (stage, chunk): (usize, ChunkIndex),
         said: Result<T, StageError>,
     ) -> Result<T, Fault> {
         let is_of_group = self.run.groups[stage].is_some();
@@ -52,15 +55,20 @@ where
                 return Err(lost.clone());
             }
         }
-        self.of_stage(said)
+        self.of_stage((stage, Some(chunk)), said)
     }
 
-    /// Turns the error of a stage into a fault of this rank, and raises it.
-    pub(super) fn of_stage<T>(&mut self, said: Result<T, StageError>) -> Result<T, Fault> {
+    /// Turns the error of a stage, at work on this chunk, into a fault of this rank, and raises it.
+    pub(super) fn of_stage<T>(
+        &mut self,
+        (stage, chunk): (usize, Option<ChunkIndex>),
+        said: Result<T, StageError>,
+    ) -> Result<T, Fault> {
         said.map_err(|error| {
             self.run.core.handle_end(EndEvent::Break);
             let own = self.blame.rank;
-            let fault = of_all_clients(error.into_fault(own), own, self.run.options.has_failed);
+            let fault = self.run.in_stage((stage, chunk), error.into_fault(own));
+            let fault = of_all_clients(fault, own, self.run.options.has_failed);
             // Raise the fault here, so that the other ranks hear the words of the stage.
             self.switch.raise(fault.clone());
             fault

@@ -7,7 +7,7 @@ use pp_transport::in_flight::{InFlight, Resend as _};
 
 use super::outbox::Left;
 use super::retained::{Admitted, Kept};
-use super::session::Session;
+use super::session::{SOURCE, Session};
 use crate::clock::now_ns;
 use crate::core::{Cut, EndEvent, ONWARD};
 use crate::progress::Doing;
@@ -25,6 +25,7 @@ where
         };
         self.switch.progress().at(Doing::Source);
         let mut built = Ok(true);
+        let mut chunk = None;
         if !self.run.options.capabilities.completions_ring {
             // A device works on one chunk after the other. The sooner the driver sees a chunk done, the more exact are the
             // times.
@@ -34,6 +35,7 @@ where
                     .as_mut()
                     .map_or(built, |c| source.is_built(c));
                 if built != Ok(true) {
+                    chunk = built.is_err().then_some(admitted.place.chunk);
                     break;
                 }
             }
@@ -43,7 +45,7 @@ where
             false => built.map(|_| Offer::Later),
         };
         self.switch.progress().at(Doing::Looking);
-        let offer = self.of_stage(offer)?;
+        let offer = self.of_stage((SOURCE, chunk), offer)?;
         let core = &mut self.run.core;
         let refuse = |why: String| Err(StageError::new(FaultKind::BadInput, "ask the source", why));
         let taken = match offer {
@@ -59,7 +61,7 @@ where
                 .handle_source_end()
                 .or_else(|e| refuse(with_source(&e))),
         };
-        self.of_stage(taken)
+        self.of_stage((SOURCE, None), taken)
     }
 
     pub(super) fn build(&mut self, place: Place) -> Result<(), Fault> {
@@ -78,12 +80,12 @@ where
             .expect("rank 0 has the source");
         let built = source.build(place, &mut slot);
         let source_queue = source.queued();
-        let built = self.of_stage(built)?;
+        let built = self.of_stage((SOURCE, Some(place.chunk)), built)?;
         let spec = &self.run.options.pipeline.stages()[0];
         let message = Message::new(built.plan, spec, built.tensors)
             .and_then(|message| message.with_note(built.note))
             .map_err(StageError::from);
-        let message = self.of_stage(message)?;
+        let message = self.of_stage((SOURCE, Some(place.chunk)), message)?;
         let build_end_ns = now_ns();
         let (first_read_ns, last_read_ns) =
             built.read_ns.unwrap_or((build_start_ns, build_start_ns));
@@ -175,7 +177,7 @@ where
             let message = Message::new(plan, spec, tensors)?;
             Ok(message.with_note(sent.note().to_vec())?)
         });
-        let message = self.of_stage(message)?;
+        let message = self.of_stage((SOURCE, Some(place.chunk)), message)?;
         let stamp = self.stamp(Stamp::new(place.chunk, place.epoch, call_id));
         let bytes = message.tensors().payload_bytes();
         let mut slot = Some(slot);

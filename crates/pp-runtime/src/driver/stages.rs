@@ -42,7 +42,7 @@ where
         self.switch.progress().works(stage);
         let own = self.work_of(stage);
         let done = self.run.stages.work[own].work().later(chunk);
-        self.of_stage(done)?;
+        self.of_stage((stage, Some(chunk)), done)?;
         // The time of this work does not count as idle time of the stage.
         self.run.last_end_ns[stage] = now_ns();
         self.run.core.handle_later();
@@ -79,7 +79,7 @@ where
             self.run.stages.work[own]
                 .work()
                 .run(chunk, payload.as_ref(), slot.as_mut(), group);
-        let done = self.of_work(stage, done)?;
+        let done = self.of_work((stage, ticket.chunk), done)?;
         let group = self.run.groups[stage].as_ref();
         let work = Working {
             stamp: waiting.stamp,
@@ -115,11 +115,12 @@ where
                 if work.done.is_none() {
                     let own = self.work_of(stage);
                     let done = self.run.stages.work[own].work().poll();
-                    work.done = self.of_work(stage, done)?.map(|done| (done, now_ns()));
+                    let done = self.of_work((stage, ticket.chunk), done)?;
+                    work.done = done.map(|done| (done, now_ns()));
                 }
                 if let (None, Some(group)) = (&work.done, &self.run.groups[stage]) {
                     let looked = group.look().map_err(StageError::from);
-                    self.of_work(stage, looked)?;
+                    self.of_work((stage, ticket.chunk), looked)?;
                 }
                 // Work that an abort cut short looks done, but the fault is set before the abort.
                 let is_cut_short =
@@ -150,6 +151,7 @@ where
         let (Done { tensors, report }, end_ns) = work.done.take().expect("it is done");
         drop(work.payload.take());
         self.switch.progress().concludes(self.run.options.depth);
+        let worked = (stage, Some(ticket.chunk));
         let said = self.report(stage, &ticket, &work, (&report, end_ns))?;
         let is_current = self.run.core.is_current(&ticket);
         let at = self.run.places[stage].at;
@@ -157,7 +159,7 @@ where
         if self.run.places[stage].is_sink {
             self.run.core.handle_taken(ticket.chunk);
             let message = work.message.accepted(&pipeline, &said, report.note);
-            let message = self.of_stage(message.map_err(StageError::from))?;
+            let message = self.of_stage(worked, message.map_err(StageError::from))?;
             self.remember(stage, ticket.chunk, &message);
             if !is_current && self.is_source_apart(stage) {
                 // The source sends the chunks before this one again, and this one too. It is accepted when it comes again.
@@ -178,7 +180,7 @@ where
         let message = work
             .message
             .hand_on(&pipeline, (at, ticket.lap), tensors, &said);
-        let message = self.of_stage(message.map_err(StageError::from))?;
+        let message = self.of_stage(worked, message.map_err(StageError::from))?;
         let message = self.run.inbox.take_reports(stage, work.stamp, message)?;
         let stamp = Stamp { lap, ..work.stamp };
         let mut slot = work.slot;
@@ -222,7 +224,8 @@ where
         kept_to_plan.map_err(|e| {
             let (rank, name) = (self.blame.rank, &pipeline.stages()[at].name);
             let detail = format!("{e}; let Taken::of make the report");
-            Fault::new(FaultKind::Usage, rank, name, detail)
+            let fault = Fault::new(FaultKind::Usage, rank, name, detail);
+            self.run.in_stage((stage, Some(ticket.chunk)), fault)
         })?;
         if let Some(admitted) = self.run.core.admitted(ticket.chunk)
             && !place.follows()
@@ -283,7 +286,7 @@ where
             self.switch.progress().works(stage);
             let own = self.work_of(stage);
             let finished = self.run.stages.work[own].finish();
-            self.of_stage(finished)?;
+            self.of_stage((stage, None), finished)?;
         }
         // A rank that is alone uses no edge.
         if let (Some((stamp, _)), false) = (self.goodbye, self.is_alone()) {

@@ -191,6 +191,8 @@ pub fn fault(bytes: &[u8]) {
     if let Ok(fault) = bounded("a fault", FAULT_BOUND, || Fault::decode(bytes)) {
         let again = Fault::decode(&fault.encode().expect("it came over the wire"));
         assert!(!fault.to_string().contains('\n'));
+        let is_shown = |c: char| !c.is_control() || c == '\n' || c == '\t';
+        assert!(fault.below().chars().all(is_shown));
         assert_eq!(again, Ok(fault));
     }
 }

@@ -123,7 +123,13 @@ pub(crate) fn hello(rank: u32) -> Hello {
 
 pub(crate) fn fault() -> Fault {
     let rank = Rank::new(1);
-    Fault::new(FaultKind::PeerDied, rank, "receive", "socket closed")
+    let fault = Fault::new(
+        FaultKind::PeerDied,
+        rank,
+        "receive",
+        "socket closed\nat byte 3",
+    );
+    fault.in_stage("b 1/2", Some(ChunkIndex::new(300)))
 }
 
 /// The stamp of chunk `n`, and of the call of this number.

@@ -329,6 +329,7 @@ fn what_leaves_a_step_unfinished_is_a_fault() {
         Some(if asked == 1 { Cut::Hard } else { Cut::None })
     });
     assert!(cut.detail.as_str().contains("offers a cut"), "{cut}");
+    assert!(cut.stage.is_some() && cut.chunk.is_none(), "{cut:?}");
     let split = "0F0,0B0\n1F0,1I0,1W0\n";
     let puts_off = fails(split, &|asked| (asked < 1).then_some(Cut::None));
     assert_eq!(
@@ -339,4 +340,6 @@ fn what_leaves_a_step_unfinished_is_a_fault() {
         puts_off.detail.as_str().contains("puts nothing off"),
         "{puts_off}"
     );
+    assert!(puts_off.stage.is_some(), "{puts_off:?}");
+    assert_eq!(puts_off.chunk, Some(ChunkIndex::new(0)));
 }

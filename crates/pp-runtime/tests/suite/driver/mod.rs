@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use pp_contract::{FaultKind, Rank};
+use pp_contract::{ChunkIndex, FaultKind, Rank};
 use pp_runtime::core::{Cut, Order};
 use pp_runtime::driver::{BoxedStage, Driven, RankOptions, RankRun, Stages};
 use pp_runtime::progress::StuckLimits;
@@ -156,7 +156,12 @@ fn a_drain_finishes_what_is_in_flight() {
 
 #[test]
 fn a_stage_that_fails_ends_all_ranks_with_its_name() {
-    for (pipeline, rank) in [(PAIR, 1), (CHAIN, 1), ("a@0 -> b@0 -> c@1", 0)] {
+    for (pipeline, rank, label) in [
+        (PAIR, 1, "b"),
+        (CHAIN, 1, "b"),
+        ("a@0 -> b@0 -> c@1", 0, "b"),
+        ("a@0 -> b@1 -> b@2 -> c@0", 1, "b 1/2"),
+    ] {
         let play = Play {
             fails_at: Some(5),
             ..Play::chunks(50)
@@ -170,6 +175,9 @@ fn a_stage_that_fails_ends_all_ranks_with_its_name() {
             );
             assert_eq!(fault.operation.as_str(), "add");
             assert_eq!(fault.detail.as_str(), "kernel exploded");
+            assert_eq!(fault.text.as_str(), "kernel exploded\nat line 7");
+            assert_eq!(fault.stage.as_deref(), Some(label));
+            assert_eq!(fault.chunk, Some(ChunkIndex::new(5)));
         }
         // What left before the failure was taken, in order.
         assert!(ends.taken.len() <= 5);
@@ -189,6 +197,8 @@ fn a_sink_that_fails_ends_all_ranks_with_its_name() {
         for ended in ends.ranks {
             let fault = ended.unwrap_err();
             assert_eq!((fault.kind, fault.rank), (FaultKind::Io, Rank::new(rank)));
+            assert_eq!(fault.stage.as_deref(), Some("c"));
+            assert_eq!(fault.chunk, Some(ChunkIndex::new(9)));
         }
         assert_eq!(ends.taken.len(), 9);
         assert!(ends.accepted.len() <= 9);

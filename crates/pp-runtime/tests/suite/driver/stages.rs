@@ -218,7 +218,7 @@ impl Stage<TxLease, RxLease> for Adder<'_> {
         output: &mut TxLease,
     ) -> StageResult<Progress<Done, Done>> {
         if self.is_first && self.play.fails_at == Some(chunk.place.chunk.get()) {
-            let (kind, text) = (FaultKind::Plugin, "kernel exploded");
+            let (kind, text) = (FaultKind::Plugin, "kernel exploded\nat line 7");
             return Err(StageError::new(kind, "add", text));
         }
         let input = input.map_or(&[][..], RxLease::bytes);
