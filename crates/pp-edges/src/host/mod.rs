@@ -152,7 +152,7 @@ impl Resend for Sending {
             let sent_at = sent.place.slot_at(self.slot) + from;
             let into_at = into.place.slot_at(slot.slot) + to;
             // A rank that is back waits for this copy.
-            let copied = in_parts(len, COPIED_EACH, |at, len| {
+            let copied = in_parts(len, (COPIED_EACH, 1 << 12), |at, len| {
                 let from = sent.region.bytes_at(sent_at + at, len);
                 let into = into.region.bytes_at(into_at + at, len);
                 // SAFETY: both ranges were just checked. `sent` lies in the region that this

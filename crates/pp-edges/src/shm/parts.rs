@@ -8,13 +8,13 @@ const MOST_THREADS: usize = 8;
 
 /// Calls `work` with the offset and the length of parts that make up `len` bytes, each on a thread of its own; this thread
 /// takes the first. There are at most 8, one for each core, and none but the last is shorter than `each`. They begin at
-/// multiples of a page from the start. Where no thread is to be had, this thread does the work.
+/// multiples of `unit` from the start. Where no thread is to be had, this thread does the work.
 ///
 /// # Errors
 /// The first error of a part.
 pub(crate) fn in_parts<E: Send>(
     len: usize,
-    each: usize,
+    (each, unit): (usize, usize),
     work: impl Fn(usize, usize) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
     if len < 2 * each {
@@ -22,7 +22,7 @@ pub(crate) fn in_parts<E: Send>(
     }
     let cores = available_parallelism().map_or(1, usize::from);
     let threads = (len / each).clamp(1, cores.min(MOST_THREADS));
-    let part = round_to_pages(len.div_ceil(threads));
+    let part = len.div_ceil(threads).next_multiple_of(unit);
     let work = |at: usize| work(at, part.min(len - at));
     scope(|scope| {
         let aside = |at| {
@@ -59,7 +59,7 @@ mod tests {
                 parts.lock().unwrap().push((at, len));
                 Ok::<_, ()>(())
             };
-            in_parts(len, 1 << 16, note).unwrap();
+            in_parts(len, (1 << 16, 4096), note).unwrap();
             let mut parts = parts.into_inner().unwrap();
             parts.sort_unstable();
             let ends = parts.iter().scan(0, |end, (at, len)| {
@@ -77,6 +77,6 @@ mod tests {
             true => Err(at),
             false => Ok(()),
         };
-        assert!(in_parts(1 << 20, 1 << 16, last).is_err());
+        assert!(in_parts(1 << 20, (1 << 16, 4096), last).is_err());
     }
 }

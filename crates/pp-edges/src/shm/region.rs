@@ -7,15 +7,19 @@
 //! slot protocol of [`pp_words::slots`].
 //!
 //! The memory has no name in the file system: the kernel frees the pages with the last process.
+//!
+//! Choices: much memory is made of large pages where the kernel has some. It is then made, mapped by the other rank and
+//! page-locked in a fraction of the time, and a rank that is started again waits for that.
 
+use std::ffi::c_void;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::memory::available_bytes;
 use super::parts::{in_parts, round_to_pages};
@@ -26,6 +30,10 @@ use pp_words::slots::SlotWord;
 
 /// Bytes of a region whose pages are worth a thread that touches them.
 const TOUCHED_EACH: usize = 16 << 20;
+/// Bytes of a large page.
+const LARGE: usize = 2 << 20;
+/// Bytes of a region that are worth large pages.
+const WORTH_LARGE: usize = 16 << 20;
 
 /// Marks the types that may be referenced in memory which another process writes.
 ///
@@ -78,7 +86,9 @@ impl Region {
         rustix::fs::ftruncate(&fd, len as u64).map_err(fail)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(fail)?;
-        Self::map(fd, len, Advice::LinuxPopulateWrite)
+        let region = Self::map(fd, len)?;
+        region.touch(Advice::LinuxPopulateWrite, len >= WORTH_LARGE)?;
+        Ok(region)
     }
 
     /// Maps a memfd that a peer made with [`Region::create`].
@@ -102,20 +112,18 @@ impl Region {
             )));
         }
         // A read maps up to 16 neighbours as writable pages, and a write would map one. A page that the peer left out is made.
-        Self::map(fd, len, Advice::LinuxPopulateRead)
+        let region = Self::map(fd, len)?;
+        region.touch(Advice::LinuxPopulateRead, false)?;
+        Ok(region)
     }
 
-    /// Maps a region, with this advice for its pages.
-    fn map(fd: OwnedFd, len: usize, touch: Advice) -> Result<Self, TransportError> {
-        let fail = |source| TransportError::Shared {
-            what: format!("cannot reserve and map {len} bytes of shared memory"),
-            source,
-        };
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours;
-        // `fd` is sealed, so the pages behind it stay for as long as the mapping does.
+    /// Maps a region.
+    fn map(fd: OwnedFd, len: usize) -> Result<Self, TransportError> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice, which takes the wish for one only where nothing lies,
+        // aliases nothing of ours; `fd` is sealed, so the pages behind it stay for as long as the mapping does.
         let base = unsafe {
             rustix::mm::mmap(
-                std::ptr::null_mut(),
+                place_for(len),
                 len,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED,
@@ -123,27 +131,45 @@ impl Region {
                 0,
             )
         }
-        .map_err(fail)?;
+        .map_err(|source| no_room(len, source))?;
         let base = NonNull::new(base.cast()).expect("mmap gives a non-null address or an error");
-        let region = Self { base, len, fd };
-        // Running out of memory later would be a SIGBUS in the middle of a copy.
-        region.touch(touch).map_err(fail)?;
-        Ok(region)
+        Ok(Self { base, len, fd })
     }
 
-    /// Reserves and maps all pages. The kernel zeroes a page when it is first touched, so several threads share them.
-    fn touch(&self, advice: Advice) -> rustix::io::Result<()> {
-        let touched = in_parts(self.len, TOUCHED_EACH, |at, len| {
+    /// Reserves and maps all pages, and first asks for large ones if that is wanted. The kernel zeroes a page when it is first
+    /// touched, so several threads share them. Running out of memory later would be a SIGBUS in the middle of a copy.
+    fn touch(&self, advice: Advice, makes_large: bool) -> Result<(), TransportError> {
+        let touched = in_parts(self.len, (TOUCHED_EACH, LARGE), |at, len| {
+            if makes_large {
+                self.make_large(at, len);
+            }
             let base = self.bytes_at(at, len);
             // SAFETY: whole pages of this mapping. It changes no byte.
-            unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, advice) }
+            unsafe { madvise(base.as_ptr().cast(), len, advice) }
         });
-        match touched {
+        let touched = match touched {
             Err(Errno::INVAL) => self.touch_on_old_linux(),
             // It says so where a touch would be a SIGBUS: there is no page left.
             Err(Errno::FAULT) => Err(Errno::NOMEM),
             touched => touched,
+        };
+        touched.map_err(|source| no_room(self.len, source))
+    }
+
+    /// Asks for large pages in memory that is not touched yet. Where there are none, all stays as it is.
+    fn make_large(&self, at: usize, len: usize) {
+        let page = round_to_pages(1);
+        // The kernel makes a large page where there is a small one.
+        for first in (at..at + len).step_by(LARGE) {
+            let first = self.bytes_at(first, page).as_ptr().cast();
+            // SAFETY: a whole page of this mapping. It changes no byte.
+            if unsafe { madvise(first, page, Advice::LinuxPopulateWrite) }.is_err() {
+                return;
+            }
         }
+        let base = self.bytes_at(at, len).as_ptr().cast();
+        // SAFETY: whole pages of this mapping. It changes no byte.
+        let _ = unsafe { libc::madvise(base, len, libc::MADV_COLLAPSE) };
     }
 
     /// Linux before 5.14 touches pages while it maps them, on one thread.
@@ -203,8 +229,30 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: `base` and `len` are what `mmap` gave; everything lent from the region holds
         // an `Arc` of it or borrows it, so nothing refers to it any more.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
+}
+
+fn no_room(len: usize, source: Errno) -> TransportError {
+    TransportError::Shared {
+        what: format!("cannot reserve and map {len} bytes of shared memory"),
+        source,
+    }
+}
+
+/// Returns an address where so many bytes can be mapped and large pages begin, as a wish to the kernel; null for few bytes.
+fn place_for(len: usize) -> *mut c_void {
+    if len < WORTH_LARGE {
+        return ptr::null_mut();
+    }
+    let (room, flags) = (len + LARGE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: a fresh mapping at an address of the kernel's choice, without access to it.
+    let free = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), flags) };
+    free.map_or(ptr::null_mut(), |base| {
+        // SAFETY: it was just mapped, and nothing knows it. Should another thread take the place, the wish is in vain.
+        let _ = unsafe { munmap(base, room) };
+        ptr::without_provenance_mut(base.addr().next_multiple_of(LARGE))
+    })
 }
 
 /// The words of a ring at an offset of a region. They keep the region mapped.
@@ -276,6 +324,8 @@ impl RingBytes for BytesAt {
 
 #[cfg(test)]
 mod tests {
+    use pp_words::slots::{is_with_consumer, move_to_consumer};
+
     use super::*;
 
     #[test]
@@ -302,6 +352,22 @@ mod tests {
         let region = Region::open(fd, len).unwrap();
         let blocks = rustix::fs::fstat(region.fd()).unwrap().st_blocks;
         assert_eq!(blocks * 512, len as i64);
+    }
+
+    /// With large pages or without: the kernel may have none.
+    #[test]
+    fn much_memory_is_zeroed_and_reserved_and_both_mappings_see_it() {
+        let len = WORTH_LARGE + LARGE + round_to_pages(1);
+        let ours = Region::create("pp-test", len).unwrap();
+        let theirs = Region::open(ours.fd().try_clone_to_owned().unwrap(), len).unwrap();
+        let blocks = rustix::fs::fstat(ours.fd()).unwrap().st_blocks;
+        assert_eq!(blocks * 512, len as i64);
+        for at in (0..len).step_by(round_to_pages(1)) {
+            let (ours, theirs) = (ours.words(at), theirs.words(at));
+            assert!(!is_with_consumer(theirs));
+            move_to_consumer(ours);
+            assert!(is_with_consumer(theirs));
+        }
     }
 
     #[test]
