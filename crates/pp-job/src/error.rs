@@ -9,7 +9,7 @@ use pp_transport::error::lift_limit;
 use rustix::io::Errno;
 use signal_hook::consts::SIGINT;
 
-use crate::{RANK_0, signal_names};
+use crate::signal_names;
 
 /// Why a job, or a command of the program around it, failed. Its text is one line.
 ///
@@ -98,7 +98,7 @@ impl Error {
     pub(crate) fn lines(&self) -> String {
         let below = match self {
             Self::Local(fault) => fault.below(),
-            Self::Stage(error) => error.clone().into_fault(RANK_0).below(),
+            Self::Stage(error) => error.clone().into_fault(Rank::new(0)).below(),
             error => error.as_fault().map(Fault::below).unwrap_or_default(),
         };
         format!("pp: error: {self}{}", indented(&below))
@@ -149,7 +149,7 @@ impl std::fmt::Display for Error {
             Self::Usage(text) | Self::Refused(text) => f.write_str(text),
             Self::Fault(fault) | Self::Aborted(fault, _) => write!(f, "{fault}"),
             Self::Stage(error) => {
-                let fault = error.clone().into_fault(RANK_0);
+                let fault = error.clone().into_fault(Rank::new(0));
                 write!(f, "{}: {}: {}", fault.kind, fault.operation, fault.detail)
             }
             Self::Local(fault) => {
