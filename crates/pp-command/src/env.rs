@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use pp_contract::Rank;
-use pp_job::internal::{DEVICES, LOSSES_FD, REPORT_FD, SUPERVISOR, say_aside};
+use pp_job::internal::{DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR, say_aside};
 use pp_transport::launch::Launch;
 
 /// The environment of this process, read once, in `main`.
@@ -26,7 +26,7 @@ fn variables() -> impl Iterator<Item = [&'static str; 3]> {
 }
 
 /// Variables that `pp` gives its own ranks.
-const INTERNAL: [&str; 4] = [DEVICES, LOSSES_FD, REPORT_FD, SUPERVISOR];
+const INTERNAL: [&str; 5] = [DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR];
 /// How variables of the tests begin.
 const OF_TESTS: [&str; 2] = ["PP_FAKE_", "PP_TEST"];
 

@@ -21,7 +21,7 @@ pub const REPORT_FD: &str = "PP_REPORT_FD";
 /// The variable that gives rank 0 the pipe on which its supervisor tells of losses.
 pub const LOSSES_FD: &str = "PP_LOSSES_FD";
 /// The variable that gives a rank the number of its job ([`crate::Job::number`]).
-pub(crate) const JOB: &str = "PP_JOB_NUMBER";
+pub const JOB: &str = "PP_JOB_NUMBER";
 /// The devices of all ranks, as the supervisor has them.
 pub const DEVICES: &str = "PP_RANK_DEVICES";
 /// The longest time that a setting may name, in milliseconds: no wait is without end.

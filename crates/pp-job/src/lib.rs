@@ -70,7 +70,7 @@ pub use crate::shared::SharedDevice;
 /// Parts that `pp` and its trials share with this crate. They may change at any time.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::config::{DEVICES, LOSSES_FD, REPORT_FD, SUPERVISOR, stuck_after, world};
+    pub use crate::config::{DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR, stuck_after, world};
     pub use crate::end::{end_now, note_exit, say, say_aside};
     pub use crate::error::code_of;
     pub use crate::flight::NOTICED;
