@@ -1,4 +1,4 @@
-//! The trial of edges at connect: both ends of each slot go from its sender to its receiver once, with a pattern.
+//! The trial of edges at connect: each slot goes from its sender to its receiver once, with a pattern at both ends.
 //!
 //! Hazard: memory of another process may map, and a device may still reach other bytes than those that were sent.
 //! Guarantee: an edge with a device at one end is used only after both ranks have seen the bytes of the other one.

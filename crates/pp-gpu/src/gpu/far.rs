@@ -26,8 +26,8 @@ pub(crate) trait Far: Debug + Send + Sync {
     /// Counts the next payload of the slot. Only the holder of the slot calls this.
     fn begin(&self);
 
-    /// Issues the copy of a payload into the slot of the other rank, from offset `at` of that slot on, and what tells that it
-    /// has arrived. Returns false if the edge is gone.
+    /// Issues the copy of a payload into the slot of the other rank, and what tells that it has arrived. Returns false if
+    /// the edge is gone.
     ///
     /// # Errors
     /// The driver refuses; part of the work may have been issued.
@@ -39,12 +39,11 @@ pub(crate) trait Far: Debug + Send + Sync {
     unsafe fn put(
         &self,
         from: DevicePtr,
-        at: usize,
         stream: &Stream,
         moved: &Event,
     ) -> Result<bool, CudaError>;
 
-    /// Brings the announced payload, which begins at offset `at` of the slot of the other rank, if the other rank does not.
+    /// Brings the announced payload into the slot, if the other rank does not.
     ///
     /// # Errors
     /// The driver refuses; part of the work may have been issued.
@@ -52,7 +51,7 @@ pub(crate) trait Far: Debug + Send + Sync {
     /// # Safety
     /// The payload was counted, and its header has come. `into` is the part of the slot that the payload takes up. Nothing
     /// uses or frees it before the payload is there. `moved` is the event of the slot.
-    unsafe fn fetch(&self, into: DevicePtr, at: usize, moved: &Event) -> Result<(), CudaError>;
+    unsafe fn fetch(&self, into: DevicePtr, moved: &Event) -> Result<(), CudaError>;
 
     /// Keeps memory that the other rank has mapped until these events are done.
     fn used_until(&self, events: Vec<Event>);

@@ -26,7 +26,7 @@ use pp_edges::lane::LaneEnd;
 use pp_edges::lane::shared::SharedEnd;
 use pp_edges::shm::layout::Holds;
 use pp_edges::shm::region::Region;
-use pp_edges::trial::{WHAT, ends_of};
+use pp_edges::trial::WHAT;
 
 /// The memory that two ranks share, page-locked.
 type Pages = Registered<Arc<Region>>;
@@ -66,7 +66,6 @@ impl Far for HostSlot {
     unsafe fn put(
         &self,
         from: DevicePtr,
-        at: usize,
         stream: &Stream,
         moved: &Event,
     ) -> Result<bool, CudaError> {
@@ -76,7 +75,7 @@ impl Far for HostSlot {
         let Some(pages) = pages.upgrade() else {
             return Ok(false);
         };
-        let to = pages.bytes_at(self.at + at, from.len);
+        let to = pages.bytes_at(self.at, from.len);
         // SAFETY: the bytes lie in the memory (checked), which is unmapped behind the stream. The slot is this rank's until
         // the header has left, so nothing touches it; the rest is the caller's promise.
         unsafe { stream.download_to(to.as_ptr(), from) }?;
@@ -84,11 +83,11 @@ impl Far for HostSlot {
         Ok(true)
     }
 
-    unsafe fn fetch(&self, into: DevicePtr, at: usize, moved: &Event) -> Result<(), CudaError> {
+    unsafe fn fetch(&self, into: DevicePtr, moved: &Event) -> Result<(), CudaError> {
         let HostSide::In(pages, stream) = &self.side else {
             unreachable!("nothing is received into a slot of the sender");
         };
-        let from = pages.bytes_at(self.at + at, into.len);
+        let from = pages.bytes_at(self.at, into.len);
         // SAFETY: the bytes lie in the memory (checked), which is unmapped behind the stream. The other rank has handed the
         // slot over, and writes it only once it has the credit; the rest is the caller's promise.
         unsafe { stream.upload_from(from.as_ptr(), into.len, into.address) }?;
@@ -147,7 +146,7 @@ pub(crate) fn make(
         let mut ends = with_payloads().zip(&made);
         let came = ends.try_for_each(|((end, _), slots)| match end.is_sender {
             true => Ok(()),
-            false => patterns::compare(device, end, slots, &ends_of(slots.capacity)).map(drop),
+            false => patterns::compare(device, end, slots).map(drop),
         });
         exchange(peer, WHAT, came)?.map_err(failed)?;
         slots.extend(made.into_iter().map(|made| (made, Arc::clone(&pages))));
@@ -202,7 +201,7 @@ fn lock<'a>(
 
 /// Writes the patterns that the other rank compares, and waits until they are there.
 fn write(device: &Device, end: &EdgeEnd, slots: &DeviceSlots) -> Result<(), Failed> {
-    let staging = patterns::send(device, end, slots, &ends_of(slots.capacity))?;
+    let staging = patterns::send(device, end, slots)?;
     patterns::wait(slots)?;
     patterns::free(staging);
     Ok(())

@@ -4,7 +4,6 @@
 //! that stream is ordered before the send, or before the slot goes back.
 
 use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::part;
@@ -15,7 +14,7 @@ use pp_edges::error::TransportError;
 use pp_edges::in_flight::{Part, Resend, Submission};
 
 impl Slot {
-    /// Copies these bytes of the slot to the same place of the other slot, on the edge's stream and after the work on the slot.
+    /// Copies the first `bytes` of the slot to the other device, on the edge's stream and after the work on the slot.
     /// Returns false if the edge has no remote end, or is gone.
     ///
     /// # Errors
@@ -26,7 +25,7 @@ impl Slot {
     /// device has read it. `stream` is the stream of the edge.
     pub(crate) unsafe fn put(
         &self,
-        bytes: Range<usize>,
+        bytes: usize,
         writer: Option<&Stream>,
         stream: &Stream,
     ) -> Result<bool, TransportError> {
@@ -37,9 +36,8 @@ impl Slot {
         self.follow(writer, stream)?;
         far.begin();
         self.begin_move();
-        let from = part(self.ptr(), bytes.start, bytes.len());
         // SAFETY: the caller's promise; the stream is ordered behind what wrote the slot, which is freed behind the stream.
-        let put = unsafe { far.put(from, bytes.start, stream, &self.moved) };
+        let put = unsafe { far.put(part(self.ptr(), 0, bytes), stream, &self.moved) };
         // Whoever asked between the two was told of the transfer before.
         self.begin_move();
         if !matches!(put, Ok(true)) {
@@ -48,22 +46,21 @@ impl Slot {
         Ok(put?)
     }
 
-    /// Counts a payload of these bytes of the slot that was announced, and brings it here if the other rank does not.
+    /// Counts a payload of so many bytes that was announced for the slot, and brings it here if the other rank does not.
     ///
     /// # Errors
     /// The driver refuses: the slot may still be written.
     ///
     /// # Safety
     /// The bytes fit the slot. Its header has come, and nothing uses or frees the slot before they have arrived.
-    pub(crate) unsafe fn fetch(&self, bytes: Range<usize>) -> Result<(), CudaError> {
+    pub(crate) unsafe fn fetch(&self, bytes: usize) -> Result<(), CudaError> {
         let Some(far) = &self.far else {
             return Ok(());
         };
         far.begin();
         self.begin_move();
-        let into = part(self.ptr(), bytes.start, bytes.len());
         // SAFETY: the caller's promise.
-        unsafe { far.fetch(into, bytes.start, &self.moved) }?;
+        unsafe { far.fetch(part(self.ptr(), 0, bytes), &self.moved) }?;
         self.begin_move();
         Ok(())
     }
@@ -157,7 +154,7 @@ impl DeviceTx {
         let slot = self.pool.slot(self.slot);
         // SAFETY: the callers have checked that there is room. A slot is leased only when the receiver has returned it; this
         // lease issues no work on it any more, and no other gets it before it was read.
-        let put = unsafe { slot.put(0..bytes, self.writer.as_ref(), &self.pool.stream) }?;
+        let put = unsafe { slot.put(bytes, self.writer.as_ref(), &self.pool.stream) }?;
         self.ahead = put.then_some(bytes);
         Ok(put)
     }

@@ -1,7 +1,4 @@
 //! Patterns that go through the slots of an edge once, before the edge is used.
-//!
-//! Both ends of a slot have a pattern. The caller says whether the slot moves whole or only its ends: the bytes between
-//! them take milliseconds, and nobody compares them.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -49,13 +46,11 @@ fn staging(device: &Device, slots: &DeviceSlots) -> Result<PinnedBuffer, CudaErr
     PinnedBuffer::new(device, bytes)
 }
 
-/// Sends these bytes of each slot of an edge once; both ends are among them. The caller keeps the returned staging buffer
-/// until the transfers are done ([`wait`]).
+/// Sends each slot of an edge once. The caller keeps the returned staging buffer until the transfers are done ([`wait`]).
 pub(super) fn send(
     device: &Device,
     end: &EdgeEnd,
     slots: &DeviceSlots,
-    moves: &[Range<usize>],
 ) -> Result<PinnedBuffer, TransportError> {
     let mut staging = staging(device, slots)?;
     for (slot, range, place) in pieces(slots) {
@@ -80,11 +75,8 @@ pub(super) fn send(
     issued?;
     noted?;
     for slot in slots.iter() {
-        for bytes in moves {
-            // SAFETY: the slot has no owner yet, and neither has that of the receiver. What wrote it is on the same stream.
-            // Bytes that two copies share are the same in both.
-            unsafe { slot.put(bytes.clone(), Some(stream), stream) }?;
-        }
+        // SAFETY: the slot has no owner yet, and neither has that of the receiver. What wrote it is on the same stream.
+        unsafe { slot.put(slots.capacity, Some(stream), stream) }?;
     }
     Ok(staging)
 }
@@ -103,19 +95,15 @@ pub(super) fn wait(slots: &DeviceSlots) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Receives these bytes of each slot of an edge once, and compares both ends. Returns an event behind the work that has
-/// read them.
+/// Receives each slot of an edge once, and compares its bytes. Returns an event behind the work that has read them.
 pub(super) fn compare(
     device: &Device,
     end: &EdgeEnd,
     slots: &DeviceSlots,
-    moves: &[Range<usize>],
 ) -> Result<Event, Failed> {
     for slot in slots.iter() {
-        for bytes in moves {
-            // SAFETY: the slot has no owner yet, and the sender has filled its own or is about to.
-            unsafe { slot.fetch(bytes.clone()) }?;
-        }
+        // SAFETY: the slot has no owner yet, and the sender has filled its own or is about to.
+        unsafe { slot.fetch(slots.capacity) }?;
     }
     wait(slots)?;
     let (stream, passed) = (&slots.stream, Event::new(device)?);

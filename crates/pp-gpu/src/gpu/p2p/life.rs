@@ -88,6 +88,6 @@ impl<M: std::fmt::Debug + Send + Sync> Mover for CopyEngine<M> {
 
     unsafe fn receive(&self, slot: &Slot, bytes: usize) -> Result<(), TransportError> {
         // SAFETY: the caller's promise.
-        Ok(unsafe { slot.fetch(0..bytes) }?)
+        Ok(unsafe { slot.fetch(bytes) }?)
     }
 }

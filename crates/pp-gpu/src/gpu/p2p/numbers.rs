@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use pp_device::{CudaError, DevicePtr, Event, Registered, SharedMemory, Stream};
 
-use crate::gpu::{Far, part};
+use crate::gpu::Far;
 use pp_edges::shm::region::{Region, SharedWords};
 
 /// The numbers of one slot, each on its own cache line.
@@ -107,31 +107,24 @@ impl Far for FarSlot {
         self.due.fetch_add(1, Ordering::AcqRel);
     }
 
-    unsafe fn put(
-        &self,
-        from: DevicePtr,
-        at: usize,
-        stream: &Stream,
-        _: &Event,
-    ) -> Result<bool, CudaError> {
+    unsafe fn put(&self, from: DevicePtr, stream: &Stream, _: &Event) -> Result<bool, CudaError> {
         let Side::Out { to, memory } = &self.side else {
             unreachable!("nothing is sent from a slot of the receiver");
         };
         let Some(_mapped) = memory.upgrade() else {
             return Ok(false);
         };
-        let to = part(*to, at, to.len.saturating_sub(at));
         let number = self.due.load(Ordering::Acquire);
         let word = self.at + std::mem::offset_of!(Numbers, arrived);
         // SAFETY: the caller's promise. The memory there and the page are unmapped when the edge's stream has passed.
         unsafe {
-            stream.copy(from, to)?;
+            stream.copy(from, *to)?;
             stream.write_value(self.page.address() + word as u64, number)?;
         }
         Ok(true)
     }
 
-    unsafe fn fetch(&self, _: DevicePtr, _: usize, _: &Event) -> Result<(), CudaError> {
+    unsafe fn fetch(&self, _: DevicePtr, _: &Event) -> Result<(), CudaError> {
         Ok(())
     }
 

@@ -4,11 +4,8 @@
 //! Hazard: memory of another process may map and still be unreachable, or show the receiver other bytes than were sent.
 //! Guarantee: each slot has gone from its sender to its receiver as a payload does, with a pattern at both ends, and
 //! its credit has come back. Otherwise both ranks know the reason.
-//!
-//! Choices: the slot moves whole. Its number must not come before the last bytes of a copy that is as long as a payload.
 
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::slice::from_ref;
 use std::sync::Arc;
 
 use pp_contract::Fault;
@@ -100,15 +97,11 @@ pub(crate) fn make(
     let paths = both!(peer, paths);
     let ends = || with_payloads.iter().zip(&paths);
     let outgoing = || ends().filter(|(end, _)| end.is_sender);
-    let sent = outgoing().map(|(end, path)| {
-        let whole = 0..path.slots.capacity;
-        patterns::send(device, end, &path.slots, from_ref(&whole))
-    });
+    let sent = outgoing().map(|(end, path)| patterns::send(device, end, &path.slots));
     let sent: Vec<PinnedBuffer> = both!(peer, sent.collect());
     let incoming = || ends().filter(|(end, _)| !end.is_sender);
     let came = incoming().try_for_each(|(end, path)| {
-        let whole = 0..path.slots.capacity;
-        let passed = patterns::compare(device, end, &path.slots, from_ref(&whole))?;
+        let passed = patterns::compare(device, end, &path.slots)?;
         let mut slots = path.far.iter();
         Ok(slots.try_for_each(|far| far.give_back(Some(&passed)).map(drop))?)
     });
