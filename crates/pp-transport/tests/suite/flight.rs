@@ -299,16 +299,16 @@ fn a_file_that_is_cut_off_damaged_or_of_another_version_says_so() {
         ));
     }
     let mut newer = file;
-    newer[8] = 3;
+    newer[8] = 4;
     assert_eq!(
         Recording::decode(&newer),
-        Err(RecordingError::Version { theirs: 3 })
+        Err(RecordingError::Version { theirs: 4 })
     );
 }
 
 /// A file whose digest is right, around any body.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    let mut file = b"PPFLIGHT\x02\0\0\0".to_vec();
+    let mut file = b"PPFLIGHT\x03\0\0\0".to_vec();
     file.extend_from_slice(&(body.len() as u32).to_le_bytes());
     file.extend_from_slice(&digest(body).to_le_bytes());
     file.extend_from_slice(body);
