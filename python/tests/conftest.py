@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -48,9 +50,21 @@ class Film:
     def start(self, text: str, **env: str) -> subprocess.Popen[str]:
         command = self.write(text)
         environment = {**os.environ, "PP_FLIGHT_OPS": "0", **env}
-        return subprocess.Popen(
-            command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True
+        # A shell ignores SIGINT for a program in the background, and that is passed on.
+        film = subprocess.Popen(
+            command,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+        # A test that waits for a line must not wait for ever.
+        timer = threading.Timer(100, film.kill)
+        timer.daemon = True
+        timer.start()
+        return film
 
     def run(self, text: str, **env: str) -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""
