@@ -256,7 +256,6 @@ class _Run:
 
                     torch.cuda.current_stream(gpu.device_index).wait_stream(gpu)
                 yield chunk
-                chunk._end("the loop over the job")
                 if gpu is not None:
                     # What the caller has issued still reads the slot.
                     torch.cuda.current_stream(gpu.device_index).synchronize()
