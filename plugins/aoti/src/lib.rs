@@ -2,8 +2,8 @@
 //! `encode` and `decode` are the built-in ones.
 //! `--kernels libpp_aoti.so --plugin-arg phase_b=model.pt2` gives both to `pp run` and `pp plugin check`.
 //!
-//! PyTorch's library is opened at run time ([`torch`]). A package is read and checked ([`package`]), its code is loaded once in a
-//! process ([`model`]), and a session runs the parts that are its share ([`stage`]): straight from the slot that was received into
+//! PyTorch's library is opened at run time (`torch`). A package is read and checked (`package`), its code is loaded once in a
+//! process (`model`), and a session runs the parts that are its share (`stage`): straight from the slot that was received into
 //! the slot that is sent. On a GPU a call only enqueues on the host's stream.
 
 mod model;
