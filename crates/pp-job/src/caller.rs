@@ -10,6 +10,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use signal_hook::consts::SIGINT;
+
 use crate::config::Config;
 use crate::error::{Error, caught};
 use crate::threads::spawn;
@@ -21,6 +23,9 @@ type Take = Box<dyn FnOnce(Result<(), Error>) + Send>;
 pub(crate) trait Hears: Send + Sync {
     /// Does what a rank does at a signal. May never come back.
     fn take_signal(self: Arc<Self>, signal: i32);
+
+    /// Says whether a signal asked for an end.
+    fn has_heard(&self) -> bool;
 
     /// Aborts what runs, if anything does.
     fn abort(&self);
@@ -79,9 +84,15 @@ impl Caller {
         }
     }
 
-    /// From now on nobody is told that the job drains.
-    pub(crate) fn be_quiet(&self) {
-        self.state().is_quiet = true;
+    /// The program asks for what this signal asks for: no user is told what happens now. A drain is asked for once.
+    pub(crate) fn ask(&self, signal: i32) {
+        let mut state = self.state();
+        state.is_quiet = true;
+        let has_heard = state.rank.as_ref().is_some_and(|rank| rank.has_heard());
+        drop(state);
+        if signal != SIGINT || !has_heard {
+            self.signal(signal);
+        }
     }
 
     pub(crate) fn is_quiet(&self) -> bool {

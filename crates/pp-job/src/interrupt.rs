@@ -123,6 +123,10 @@ impl Hears for Context {
         }
     }
 
+    fn has_heard(&self) -> bool {
+        self.signals.first().is_some()
+    }
+
     fn abort(&self) {
         self.signals.abort_switch();
     }

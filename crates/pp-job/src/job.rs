@@ -1,32 +1,19 @@
-//! The life of a job in one process: the supervisor's, a rank's, or that of a job of one process.
+//! A job as a program asks for it, and what is refused; and the rank that a process is.
 
-use std::cmp::Ordering::{Equal, Greater, Less};
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use anyhow::Context as _;
 use pp_contract::pipeline::MAX_DEPTH;
 use pp_contract::{DeviceName, Pipeline, Rank};
 use pp_runtime::report::Count;
 use pp_runtime::schedule::Runnable;
-use pp_transport::launch::{Launch, Launcher, LocalJob};
+use pp_transport::launch::{Launch, Launcher};
 
 use crate::config::Config;
 use crate::context::Context;
-use crate::decline::join_to_abort;
-use crate::end::{end_now, leave, log_aside, say};
+use crate::end::{end_now, leave, say};
 use crate::error::{Error, caught};
-use crate::flight::Flight;
-use crate::interrupt::{Hearing, take_signals};
-
-use crate::caller::Caller;
-use crate::reports::{Report, Reporter};
-use crate::signals::Signals;
-use crate::supervisor::{Supervised, supervise};
-use crate::{RANK_0, supervisor};
 
 /// Runs `program`, prints its error as one line, and below it the text of its fault if it has one, and ends the process with
 /// the matching exit code. It does not return, so values that the caller holds are not dropped. Call it as the last expression
@@ -131,7 +118,7 @@ impl<'a> Job<'a> {
     }
 
     /// Refuses what cannot be run.
-    fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         if self.depth == 0 || self.depth > MAX_DEPTH {
             return Err(Error::Usage(format!(
                 "a depth of {}; give 1 to {MAX_DEPTH} chunks in flight",
@@ -172,148 +159,6 @@ impl<'a> Job<'a> {
             )));
         }
         Ok(())
-    }
-
-    /// Runs the job to its end. In a rank it calls `rank`. Without a launcher, and if there is more than one rank, this
-    /// process starts the same command line, or that of [`Job::command`], once for each rank, supervises the ranks, and never
-    /// calls `rank`. So a program without a launcher runs one such job: each rank would run all of them. If `rank` fails or
-    /// panics before [`ThisRank::run`], the other ranks, which wait for it, are told why; but wrong usage they find themselves.
-    ///
-    /// # Errors
-    /// What ended the job. The supervisor prints it, so that a job prints one line.
-    pub fn run(self, rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error>) -> Result<(), Error> {
-        match self.begin()? {
-            Placed::PassedOver => Ok(()),
-            Placed::Rank(launch) => self.be_rank(&launch, None, rank),
-            Placed::Supervisor => {
-                let done = supervise(&self.supervised(), None, channel());
-                log_aside(|| tracing::info!("the job ends"));
-                done
-            }
-        }
-    }
-
-    /// Says what this process is to do, before it does anything.
-    pub(crate) fn begin(&self) -> Result<Placed, Error> {
-        // First, so that a rank whose supervisor is gone says nothing.
-        if let Some(supervisor) = &self.config.supervisor {
-            supervisor::bind_to_parent(&supervisor.pid)?;
-            match self.number.cmp(&supervisor.job) {
-                Less => return Ok(Placed::PassedOver),
-                Equal => {}
-                // Another process was started for it.
-                Greater => leave(0),
-            }
-        }
-        self.check()?;
-        let world = self.pipeline.world_size();
-        match &self.config.launch {
-            Some(launch) => {
-                let started = launch.world_size().get();
-                let instead = format!("give a pipeline of {started}");
-                check_world(started, self.pipeline, &instead)?;
-                Ok(Placed::Rank(launch.clone()))
-            }
-            None if world.get() == 1 => {
-                let alone = LocalJob::new(world).launch(RANK_0);
-                Ok(Placed::Rank(alone.map_err(anyhow::Error::new)?))
-            }
-            None => Ok(Placed::Supervisor),
-        }
-    }
-
-    /// What its supervisor must know.
-    pub(crate) fn supervised(&self) -> Supervised<'a> {
-        Supervised {
-            config: self.config,
-            pipeline: self.pipeline,
-            restarts: self.restarts,
-            command: self.command,
-            devices: self.devices,
-            number: self.number,
-        }
-    }
-
-    /// Is a rank, to its end.
-    pub(crate) fn be_rank(
-        self,
-        launch: &Launch,
-        caller: Option<&Arc<Caller>>,
-        rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        log_aside(|| tracing::info!(pid = std::process::id(), "the rank starts"));
-        let context = self.context(launch, caller);
-        let (context, _hearing) = context.map_err(|error| join_to_abort(launch, error))?;
-        context.reporter.tell(Report::SignalsReady);
-        let this = ThisRank {
-            context: &context,
-            launch,
-            pipeline: self.pipeline,
-            depth: self.depth,
-            restarts: self.restarts,
-            schedule: self.schedule,
-            devices: self.devices,
-        };
-        let done = context.catch(launch, || {
-            rank(this)?;
-            if launch.rank() == RANK_0 {
-                context.reporter.tell(Report::Finished);
-            }
-            Ok(())
-        });
-        log_aside(|| tracing::info!("the rank ends"));
-        done
-    }
-
-    /// What the parts of this rank share. It takes signals as long as the second value lives, or from its supervisor where
-    /// that is this process, too.
-    fn context(
-        &self,
-        launch: &Launch,
-        caller: Option<&Arc<Caller>>,
-    ) -> Result<(Arc<Context>, Option<Hearing>), Error> {
-        let reporter = Reporter::new(launch.rank(), self.config.supervisor.as_ref());
-        if caller.is_none() {
-            reporter.prepare_last();
-        }
-        if self.config.heartbeat.is_some() {
-            reporter.live(caller.is_some())?;
-        }
-        let flight = Flight::open(launch, self.config, &reporter)?;
-        let context = Arc::new(Context {
-            config: self.config.clone(),
-            rank: reporter.rank,
-            signals: Signals::new(),
-            flight,
-            reporter,
-            is_met: AtomicBool::new(false),
-            caller: caller.cloned(),
-            shared: Mutex::default(),
-        });
-        if let Some(caller) = caller {
-            caller.hears(Arc::clone(&context) as _);
-        }
-        let is_told = caller.is_some() && context.is_supervised();
-        let hearing = (!is_told).then(|| take_signals(&context)).transpose();
-        Ok((context, hearing.context("cannot handle signals")?))
-    }
-}
-
-impl Context {
-    /// Does the work of this process. Its error is told, to ranks too that wait for it, and an end that a signal asked for
-    /// is one.
-    fn catch(
-        &self,
-        launch: &Launch,
-        work: impl FnOnce() -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let done = caught(format_args!("rank {}", self.rank), work);
-        match (done, self.signals.interrupted_by()) {
-            (Ok(()), None) => Ok(()),
-            (Ok(()), Some(signal)) => Err(Error::Interrupted(signal)),
-            (Err(error), _) if self.is_met.load(Ordering::Relaxed) => Err(self.settle(error)),
-            (Err(error), _) => Err(self.settle(join_to_abort(launch, error))),
-        }
     }
 }
 
@@ -364,24 +209,12 @@ fn check_devices(devices: &[DeviceName], pipeline: &Pipeline) -> Result<(), Erro
     Ok(())
 }
 
-/// What a process does in a job.
-pub(crate) enum Placed {
-    /// It is a rank of a later job of the program.
-    PassedOver,
-    Rank(Launch),
-    Supervisor,
-}
-
 /// The rank that this process is.
 #[derive(Clone, Copy)]
 pub struct ThisRank<'a> {
     pub(crate) context: &'a Arc<Context>,
     pub(crate) launch: &'a Launch,
-    pub(crate) pipeline: &'a Pipeline,
-    pub(crate) depth: u32,
-    pub(crate) restarts: u32,
-    pub(crate) schedule: Option<&'a Runnable>,
-    pub(crate) devices: &'a [DeviceName],
+    pub(crate) job: Job<'a>,
 }
 
 impl ThisRank<'_> {
@@ -408,19 +241,19 @@ impl ThisRank<'_> {
     /// [`DeviceName::NextCuda`], unless a launcher shows each rank its own GPU alone: then GPU 0.
     #[must_use]
     pub fn device(&self) -> Option<DeviceName> {
-        self.devices.get(self.rank().get() as usize).copied()
+        self.job.devices.get(self.rank().get() as usize).copied()
     }
 
     /// The devices of all ranks; none where the job names none.
     #[must_use]
     pub fn devices(&self) -> &[DeviceName] {
-        self.devices
+        self.job.devices
     }
 
     /// Which stages stand on which ranks.
     #[must_use]
     pub fn pipeline(&self) -> &Pipeline {
-        self.pipeline
+        self.job.pipeline
     }
 
     /// How many ranks in front of it on this host are [`DeviceName::NextCuda`], too: so many visible GPUs are theirs. If not
@@ -428,6 +261,7 @@ impl ThisRank<'_> {
     #[must_use]
     pub fn gpus_before(&self) -> u32 {
         if self
+            .job
             .devices
             .iter()
             .all(|device| *device == DeviceName::NextCuda)
@@ -436,7 +270,7 @@ impl ThisRank<'_> {
         }
         let own = self.rank().get() as usize;
         let first = own.saturating_sub(self.launch.local_rank() as usize);
-        let before = self.devices.get(first..own).unwrap_or_default();
+        let before = self.job.devices.get(first..own).unwrap_or_default();
         before
             .iter()
             .filter(|device| **device == DeviceName::NextCuda)

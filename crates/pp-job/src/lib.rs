@@ -42,6 +42,7 @@ mod error;
 mod flight;
 mod interrupt;
 mod job;
+mod life;
 pub mod output;
 pub mod prelude;
 mod program;

@@ -45,11 +45,12 @@ impl ThisRank<'_> {
         S::Plan: 'p,
         T: Serialize + DeserializeOwned,
     {
+        let (pipeline, restarts) = (self.job.pipeline, self.job.restarts);
         crate::end::at_rest(B::is_at_rest);
-        program.check(self.pipeline)?;
+        program.check(pipeline)?;
         let profile = self.profile(profile);
         let bell = Bell::new().map_err(anyhow::Error::new)?;
-        if self.restarts > 0 && self.rank() != RANK_0 {
+        if restarts > 0 && self.rank() != RANK_0 {
             backend.load_ahead();
         }
         let (joined, briefed) = self.meet::<S::Plan, B, T>(&backend, &profile)?;
@@ -60,17 +61,17 @@ impl ThisRank<'_> {
             Err(error) => return Err(give_up(joined, error)),
         };
         let options = RankOptions {
-            restarts: self.restarts,
+            restarts,
             context_chunks: briefing.context_chunks,
             steps: briefing.steps,
             order: self.order(),
             flight: self.context.flight.recorder(),
             has_failed: B::has_failed_for_all,
-            ..RankOptions::new(self.pipeline.clone(), self.depth, backend.capabilities())
+            ..RankOptions::new(pipeline.clone(), self.job.depth, backend.capabilities())
         };
         let shapes = self.shapes(briefing.context_chunks);
         let slot_bytes =
-            |from: usize, to: usize| program.slot_bytes(self.pipeline, [from, to], &briefing.shape);
+            |from: usize, to: usize| program.slot_bytes(pipeline, [from, to], &briefing.shape);
         let edges = self.edges(&shapes, slot_bytes);
         let of_first = joined.as_ref().filter(|_| generation == 0);
         let checked = self.check_memory(&backend, of_first, &edges, &shapes, slot_bytes);
@@ -87,7 +88,7 @@ impl ThisRank<'_> {
             Err(fault) => return Err(give_up(joined, fault.into())),
             Ok(run) => run,
         };
-        let behind = self.pipeline.stages_at(self.rank());
+        let behind = pipeline.stages_at(self.rank());
         for (at, _) in behind.filter(|(at, _)| *at > 0) {
             run.leader_holds(at, slot_bytes(at - 1, at));
         }
@@ -114,7 +115,7 @@ impl ThisRank<'_> {
             Some(source) => (program.finish)(
                 source,
                 Finished {
-                    pipeline: self.pipeline.clone(),
+                    pipeline: pipeline.clone(),
                     summary,
                     restarts: finished.restarts,
                     wall: finished.wall,
@@ -131,14 +132,14 @@ impl ThisRank<'_> {
         let heartbeat = self.context.config.heartbeat.unwrap_or_default();
         let profile = profile
             .set("heartbeat_ms", heartbeat.as_millis())
-            .set("restarts", self.restarts)
-            .set("depth", self.depth)
-            .set("pipeline", setting(self.pipeline));
-        let profile = match self.devices {
+            .set("restarts", self.job.restarts)
+            .set("depth", self.job.depth)
+            .set("pipeline", setting(self.job.pipeline));
+        let profile = match self.job.devices {
             [] => profile,
             devices => profile.set("devices", of_devices(devices)),
         };
-        match self.schedule {
+        match self.job.schedule {
             Some(schedule) => profile.set("schedule", schedule),
             None => profile,
         }
@@ -168,7 +169,7 @@ impl ThisRank<'_> {
                 // Rank 0 asks for another process of the rank that did not come, and meets all again, or ends the job.
                 Err(JoinError {
                     is_dismissed: true, ..
-                }) if self.restarts > 0 && self.is_supervised() => {}
+                }) if self.job.restarts > 0 && self.is_supervised() => {}
                 briefed => {
                     let (joined, briefed) = briefed.map_err(|failed| failed.error)?;
                     return Ok((Some(joined), briefed));
@@ -179,11 +180,11 @@ impl ThisRank<'_> {
 
     /// The shapes of the edges, where the source keeps so many chunks as context for a restart.
     fn shapes(&self, context_chunks: u32) -> Shapes<'_> {
-        let keeps = self.restarts > 0;
+        let keeps = self.job.restarts > 0;
         Shapes {
-            pipeline: self.pipeline,
-            depth: self.depth,
-            slots: self.schedule.map_or(self.depth, Runnable::slots),
+            pipeline: self.job.pipeline,
+            depth: self.job.depth,
+            slots: self.job.schedule.map_or(self.job.depth, Runnable::slots),
             keeps,
             context: if keeps { context_chunks } else { 0 },
         }
@@ -191,7 +192,7 @@ impl ThisRank<'_> {
 
     /// In which order this rank works.
     fn order(&self) -> Order {
-        let schedule = self.schedule;
+        let schedule = self.job.schedule;
         let order = schedule.and_then(|schedule| schedule.orders().get(self.rank().get() as usize));
         order.map_or(Order::Streaming, |order: &FixedOrder| {
             Order::Fixed(order.clone())
@@ -204,7 +205,7 @@ impl ThisRank<'_> {
         &self,
         mut joined: JoinedRank,
     ) -> Result<(JoinedRank, Option<Briefed<T>>), JoinError> {
-        if self.restarts > 0 {
+        if self.job.restarts > 0 {
             joined.survive_loss();
         }
         if self.rank() == RANK_0 {
@@ -243,7 +244,7 @@ impl ThisRank<'_> {
                     steps,
                     shape,
                 } = open(bell.clone()).map_err(|error| {
-                    let label = self.pipeline.stages()[0].label();
+                    let label = self.job.pipeline.stages()[0].label();
                     error.of_opening(self.rank(), &label)
                 })?;
                 let briefing = Briefing {
@@ -254,7 +255,7 @@ impl ThisRank<'_> {
                 (Stages::new(Some(source)), 0, briefing)
             }
         };
-        for (at, stage) in self.pipeline.stages_at(self.rank()) {
+        for (at, stage) in self.job.pipeline.stages_at(self.rank()) {
             if at > 0 {
                 let mut members = stage.ranks.iter();
                 let member = members.position(|rank| *rank == self.rank());
@@ -266,7 +267,7 @@ impl ThisRank<'_> {
             }
         }
         self.check_slots(briefing.steps, |from, to| {
-            program.slot_bytes(self.pipeline, [from, to], &briefing.shape)
+            program.slot_bytes(self.job.pipeline, [from, to], &briefing.shape)
         })?;
         Ok((stages, generation, briefing))
     }
@@ -277,10 +278,10 @@ impl ThisRank<'_> {
         steps: u16,
         slot_bytes: impl Fn(usize, usize) -> u64,
     ) -> Result<(), Error> {
-        let stages = self.pipeline.stages();
-        for (at, from) in self.pipeline.stages_at(self.rank()) {
-            for (kind, to) in self.pipeline.next(at) {
-                let is_taken = kind == EdgeKind::Onward || self.pipeline.laps(at, steps) > 1;
+        let stages = self.job.pipeline.stages();
+        for (at, from) in self.job.pipeline.stages_at(self.rank()) {
+            for (kind, to) in self.job.pipeline.next(at) {
+                let is_taken = kind == EdgeKind::Onward || self.job.pipeline.laps(at, steps) > 1;
                 if is_taken && from.leader() == self.rank() && slot_bytes(at, to) == 0 {
                     let (from, to) = (from.label(), stages[to].label());
                     return Err(Error::Usage(format!(
@@ -307,11 +308,11 @@ impl ThisRank<'_> {
         let Some((device, _)) = backend.device().filter(|_| is_alone) else {
             return Ok(());
         };
-        let (own, stages) = (self.rank(), self.pipeline.stages());
+        let (own, stages) = (self.rank(), self.job.pipeline.stages());
         let is_led = |at: usize| stages[at].leader() == own;
         let within = (0..stages.len()).filter(|from| is_led(*from));
         let within =
-            within.flat_map(|from| self.pipeline.next(from).map(move |(_, to)| (from, to)));
+            within.flat_map(|from| self.job.pipeline.next(from).map(move |(_, to)| (from, to)));
         let within = within.filter(|(_, to)| is_led(*to));
         let within =
             within.map(|(from, to)| shapes.local((from, to), slot_bytes(from, to)).bytes());
@@ -334,7 +335,7 @@ impl ThisRank<'_> {
     ) -> Vec<(Rank, Vec<EdgeEnd>)> {
         let own = self.rank();
         let mut by_peer: Vec<(Rank, Vec<EdgeEnd>)> = Vec::new();
-        for (number, edge) in self.pipeline.edges().enumerate() {
+        for (number, edge) in self.job.pipeline.edges().enumerate() {
             let (is_sender, peer) = match (edge.source == own, edge.target == own) {
                 (true, _) => (true, edge.target),
                 (_, true) => (false, edge.source),
@@ -360,8 +361,8 @@ impl ThisRank<'_> {
 
     /// Says whether another process may take the place of the rank that this fault names.
     fn is_worth_a_restart(&self, fault: &Fault) -> bool {
-        self.restarts > 0
-            && self.pipeline.may_restart(fault.rank)
+        self.job.restarts > 0
+            && self.job.pipeline.may_restart(fault.rank)
             && fault.kind.is_worth_a_restart()
     }
 }

@@ -14,7 +14,8 @@ use signal_hook::low_level::raise;
 use crate::caller::{Caller, Here};
 use crate::config::Config;
 use crate::error::{Error, caught};
-use crate::job::{Job, Placed, ThisRank};
+use crate::job::{Job, ThisRank};
+use crate::life::Placed;
 use crate::supervisor::{Notice, supervise};
 use crate::threads::spawn;
 
@@ -56,7 +57,7 @@ impl Running {
     }
 
     /// Lets the chunks in flight finish and ends the job, as a first Ctrl-C does. The job then ends with
-    /// [`Error::Interrupted`].
+    /// [`Error::Interrupted`]. Does nothing if the job drains already.
     pub fn drain(&self) {
         (self.signal)(SIGINT);
     }
@@ -144,10 +145,7 @@ impl Job<'_> {
                 let caller = here.start(config, tell)?;
                 match self.config.is_supervised() {
                     true => Box::new(|signal| _ = raise(signal)),
-                    false => Box::new(move |signal| {
-                        caller.be_quiet();
-                        caller.signal(signal);
-                    }),
+                    false => Box::new(move |signal| caller.ask(signal)),
                 }
             }
             Placed::Supervisor => {
@@ -156,9 +154,8 @@ impl Job<'_> {
                 let signals = notices.clone();
                 // The ranks die with the thread that has started them.
                 spawn("pp-supervise", move || {
-                    let supervised = || {
-                        own.with(|job| supervise(&job.supervised(), Some(here), (notices, noticed)))
-                    };
+                    let supervised =
+                        || own.with(|job| supervise(&job, Some(here), (notices, noticed)));
                     tell(caught("the supervisor", supervised));
                 })?;
                 Box::new(move |signal| _ = signals.send(Notice::Asked(signal)))

@@ -29,7 +29,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pp_contract::{DeviceName, FaultKind, Pipeline, Rank, WorldSize};
+use pp_contract::{DeviceName, FaultKind, Rank, WorldSize};
 use pp_transport::launch::LocalJob;
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
@@ -48,6 +48,7 @@ use crate::end::{log_aside, say_aside};
 use crate::error::Error;
 use crate::flight::Recordings;
 use crate::interrupt::on_signals;
+use crate::job::Job;
 use crate::output::stdout;
 use crate::signals::say_that_it_drains;
 use crate::threads::spawn;
@@ -62,15 +63,6 @@ pub(crate) enum Notice {
     Event(Event),
     /// The program asks for what this signal asks for.
     Asked(i32),
-}
-
-impl Notice {
-    fn signal(signal: i32) -> Self {
-        Self::Event(match signal {
-            SIGUSR1 => Event::Asked,
-            signal => Event::Signal(signal as u8),
-        })
-    }
 }
 
 /// A rank that has ended.
@@ -102,26 +94,15 @@ impl Gone {
     }
 }
 
-/// The job that is supervised.
-pub(crate) struct Supervised<'a> {
-    pub(crate) config: &'a Config,
-    pub(crate) pipeline: &'a Pipeline,
-    pub(crate) restarts: u32,
-    /// Starts a rank; this process's command line does if it is empty.
-    pub(crate) command: &'a [OsString],
-    pub(crate) devices: &'a [DeviceName],
-    pub(crate) number: u32,
-}
-
 /// Runs a command, or this same command line, once for each rank of the pipeline, and ends as they end. Ranks that may be
 /// restarted are started again, up to `restarts` times in all; rank 0 never is.
 /// Rank 0 lives in this process where it is `here`.
 pub(crate) fn supervise(
-    supervised: &Supervised<'_>,
+    supervised: &Job<'_>,
     here: Option<Here>,
     (notices, noticed): (Sender<Notice>, Receiver<Notice>),
 ) -> Result<(), Error> {
-    let Supervised {
+    let Job {
         config,
         pipeline,
         restarts,
@@ -179,7 +160,7 @@ pub(crate) fn supervise(
     // Before there is a rank that would live on without us.
     let to_core = notices.clone();
     let hearing = on_signals(false, move |signal| {
-        let _ = to_core.send(Notice::signal(signal));
+        let _ = to_core.send(Notice::Event(Event::of_signal(signal)));
     });
     let _hearing = hearing.context("cannot handle signals")?;
     let outcome = job
@@ -414,7 +395,10 @@ impl SupervisedJob {
                 Ok(Notice::Mark) => self.reap()?,
                 Ok(Notice::Asked(signal)) => {
                     self.is_quiet = true;
-                    self.notices.send(Notice::signal(signal)).ok();
+                    // A drain is asked for once.
+                    if signal != SIGINT || self.signal.is_none() {
+                        self.happened(Event::of_signal(signal))?;
+                    }
                 }
                 Ok(Notice::Event(event)) => {
                     if let Event::ReportsOver = event {

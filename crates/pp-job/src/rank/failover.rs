@@ -67,7 +67,7 @@ impl Failover {
         Arc::new(Self {
             within: this.context.config.restart_within,
             last,
-            may_restart: this.pipeline.restartable().collect(),
+            may_restart: this.job.pipeline.restartable().collect(),
             aborts: Arc::default(),
             is_back: AtomicBool::new(false),
             left_behind: AtomicBool::new(false),

@@ -85,7 +85,7 @@ where
     S: Source<B::Tx>,
     T: Serialize + DeserializeOwned,
 {
-    let (context, restarts) = (this.context, this.restarts);
+    let (context, restarts) = (this.context, this.job.restarts);
     let is_supervised = context.is_supervised();
     let mut start = None;
     // Why each connection so far was lost.
@@ -199,8 +199,8 @@ fn begin<B: Backend, S: Source<B::Tx>>(
     context.attach(&ready.switch);
     if this.rank() == RANK_0 {
         context.reporter.tell(Report::Connected);
-        if this.restarts > 0 && is_first {
-            say_which_may_restart(this.pipeline, this.restarts);
+        if this.job.restarts > 0 && is_first {
+            say_which_may_restart(this.job.pipeline, this.job.restarts);
         }
     }
     run.begin_attempt(generation.get() as u16);
@@ -290,7 +290,7 @@ where
     }
     let ready = joined.connect(
         backend,
-        (this.pipeline, meeting.edges),
+        (this.job.pipeline, meeting.edges),
         meeting.bell.clone(),
     );
     Ok((ready.map_err(missed)?, generation, pids))
@@ -330,7 +330,7 @@ fn again(
     missed: JoinError,
     causes: &[Fault],
 ) -> Result<(Fault, TargetProcess), Error> {
-    let (restarts, is_supervised) = (this.restarts, this.is_supervised());
+    let (restarts, is_supervised) = (this.job.restarts, this.is_supervised());
     let nobody_came = missed.is_timeout;
     let Error::Fault(fault) = missed.error else {
         return Err(missed.error);

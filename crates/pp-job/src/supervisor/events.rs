@@ -4,6 +4,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use pp_contract::{Fault, Rank, WorldSize};
+use signal_hook::consts::SIGUSR1;
 
 use crate::reports::Reported;
 
@@ -40,6 +41,16 @@ pub(crate) enum Event {
     Asked,
     /// Time has passed.
     Tick,
+}
+
+impl Event {
+    /// This signal came.
+    pub(super) fn of_signal(signal: i32) -> Self {
+        match signal {
+            SIGUSR1 => Self::Asked,
+            signal => Self::Signal(signal as u8),
+        }
+    }
 }
 
 /// What is to be done.
