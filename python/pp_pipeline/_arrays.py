@@ -6,6 +6,7 @@ are counted, and one that was kept ends the job. Its memory stays mapped even th
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Iterator, Mapping
@@ -36,12 +37,12 @@ _NAMES = {name: known for known, (_, name) in _TYPES.items()}
 _NOT_IN_NUMPY = {"bf16", "f8e4m3fn", "f8e5m2"}
 
 
+@functools.cache
 def dtype_name(dtype: Any) -> str:
     """The contract's name of a type: `np.float32`, `torch.bfloat16`, "float32" or "f32" alike."""
     if isinstance(dtype, str) and dtype in _TYPES:
         return dtype
-    text = str(dtype)
-    text = text.removeprefix("torch.") if text.startswith("torch.") else text
+    text = str(dtype).removeprefix("torch.")
     if text not in _NAMES:
         try:
             text = np.dtype(dtype).name

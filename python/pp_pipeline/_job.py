@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
-import threading
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,8 @@ from ._stages import Chunk, Spec, item_of
 
 # Jobs that this program has begun by the command line of its process.
 _begun = 0
+# A stage that is at work when the program ends has this long to return.
+atexit.register(_native.rest, 5.0)
 # How long a wait lasts before signals are looked at again.
 _LOOK_EVERY = 0.05
 
@@ -110,11 +112,10 @@ class Job:
     def _results(self) -> Iterator[Chunk]:
         results = Results()
         running = self._begin(None, results)
-        if running is None or not running.is_rank_0:
-            if running is not None:
-                running.finish()
-            return
-        yield from running.results(results)
+        if running is not None and running.is_rank_0:
+            yield from running.results(results)
+        elif running is not None:
+            running.finish()
 
     def open(self, queue: int = 2) -> Flow:
         """Begins the job for a server: the caller pushes chunks, at most `queue` of which wait, and pulls results.
@@ -201,8 +202,10 @@ class _Run:
         while not self._is_over:
             try:
                 self._is_over = self._running.wait(seconds)
+                if interrupt is not None:
+                    # It has heard the signal by itself, unless the program has another handler by now.
+                    self._running.drain()
             except KeyboardInterrupt as raised:
-                # The job hears the signal by itself.
                 interrupt = raised
             except _native.EndError as end:
                 self._is_over = True
@@ -277,7 +280,6 @@ class Flow:
     def __init__(self, feed: Feed, results: Results, run: _Run) -> None:
         self._feed, self._results, self._run = feed, results, run
         self._pulled = run.results(results)
-        self._lock = threading.Lock()
 
     def push(self, chunk: Any, timeout: float | None = None) -> bool:
         """Adds a chunk, an array, a dict of them or an `Item`. Waits for room; returns False after `timeout` seconds without."""

@@ -12,7 +12,6 @@ from typing import Any
 from ._native import Feed, Results
 from ._stages import (
     At,
-    Item,
     SinkCall,
     SourceCall,
     Spec,
@@ -146,10 +145,8 @@ def _read(chunks: Iterable[Any], feed: Feed) -> None:
             item = item_of(chunk)
             feed.push(item, item.cut)
         feed.end()
-    except RuntimeError as error:
-        # Raised by a push once the job takes no more; then nobody hears of it.
-        feed.end(error)
     except BaseException as error:
+        # Also that the job takes no more: then nobody hears of it.
         feed.end(error)
 
 
@@ -172,5 +169,3 @@ def _caller_state() -> Callable[[], None]:
 
     return enter
 
-
-__all__ = ["Item", "Place", "Program"]

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pp_contract::{DeviceName, Pipeline, StageSpec};
@@ -163,6 +163,7 @@ pub(crate) fn begin(py: Python<'_>, terms: Terms, program: Py<PyAny>) -> PyResul
     };
     let opened = py.detach(|| {
         job.open(move |this| {
+            let _driver = Driver::begins();
             // A thread that has been attached once is attached again for little.
             Python::attach(|py| own.enter(py).map(|()| py.detach(|| own.run(this))))
                 .map_err(|error| Error::Other(own_error(error)))?
@@ -175,6 +176,42 @@ pub(crate) fn begin(py: Python<'_>, terms: Terms, program: Py<PyAny>) -> PyResul
         raised,
         summary,
     })
+}
+
+/// The drivers of this process that have not come to their end.
+static DRIVERS: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// A driver of this process.
+struct Driver;
+
+impl Driver {
+    fn begins() -> Self {
+        *Self::count() += 1;
+        Self
+    }
+
+    fn count() -> MutexGuard<'static, usize> {
+        DRIVERS.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        *Self::count() -= 1;
+        DRIVERS.1.notify_all();
+    }
+}
+
+/// Waits, at most `seconds`, until no driver works. Before version 3.14, Python ends a thread by force that wants its lock while
+/// the interpreter ends, and the process with it if the thread is in a stage.
+#[pyfunction]
+pub(crate) fn rest(py: Python<'_>, seconds: f64) {
+    py.detach(|| {
+        let is_at_work = |count: &mut usize| *count > 0;
+        let _ = DRIVERS
+            .1
+            .wait_timeout_while(Driver::count(), seconds_of(seconds), is_at_work);
+    });
 }
 
 fn seconds_of(seconds: f64) -> Duration {

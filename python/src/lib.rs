@@ -27,6 +27,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(job::begin, module)?)?;
     module.add_function(wrap_pyfunction!(job::stages, module)?)?;
     module.add_function(wrap_pyfunction!(job::place, module)?)?;
+    module.add_function(wrap_pyfunction!(job::rest, module)?)?;
     module.add("EndError", module.py().get_type::<error::EndError>())?;
     Ok(())
 }

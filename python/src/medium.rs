@@ -1,12 +1,9 @@
 //! The kinds of memory that slots lie in, as stages in Python use them: host memory, and that of a GPU.
 
-use std::sync::Arc;
-
 use pp_contract::FaultKind;
 use pp_device::{CudaError, Device, Event, Stream};
 use pp_runtime::stage::{StageError, StageResult};
 use pp_transport::backend::Backend;
-use pp_transport::error::TransportError;
 use pp_transport::gpu::{DeviceRx, DeviceTx};
 use pp_transport::gpu_backend::GpuBackend;
 use pp_transport::host::{Host, Mapping, RxLease, TxLease};
@@ -83,7 +80,7 @@ impl Medium for OnHost {
 #[derive(Clone)]
 pub(crate) struct OnGpu {
     pub(crate) device: Device,
-    pub(crate) stream: Arc<Stream>,
+    pub(crate) stream: Stream,
 }
 
 impl OnGpu {
@@ -91,7 +88,7 @@ impl OnGpu {
     pub(crate) fn open(number: u32) -> StageResult<Self> {
         let device = Device::open(number).map_err(failed)?;
         device.bind().map_err(failed)?;
-        let stream = Arc::new(Stream::new(&device).map_err(failed)?);
+        let stream = Stream::new(&device).map_err(failed)?;
         Ok(Self { device, stream })
     }
 }
@@ -132,8 +129,7 @@ impl Medium for OnGpu {
         let mark = Event::new(&self.device).map_err(failed)?;
         mark.record(&self.stream).map_err(failed)?;
         if let Some((output, bytes)) = output {
-            let ahead = output.send_ahead(bytes as usize);
-            ahead.map_err(|error: TransportError| StageError::from(error))?;
+            output.send_ahead(bytes as usize)?;
         }
         Ok(mark)
     }

@@ -1,7 +1,5 @@
 //! What lies in a slot, and the slot as memory that Python can look at.
 
-use std::sync::Arc;
-
 use pp_contract::{DType, Manifest, TensorSpec};
 use pp_transport::host::Mapping;
 use pyo3::exceptions::{PyAttributeError, PyValueError};
@@ -92,7 +90,7 @@ impl Layouts {
 pub(crate) struct Memory {
     address: usize,
     bytes: usize,
-    owner: Option<Arc<Mapping>>,
+    owner: Option<Mapping>,
 }
 
 #[pymethods]
@@ -137,7 +135,7 @@ pub(crate) struct Window {
     shape: Py<PyTuple>,
     typestr: String,
     on_gpu: bool,
-    _owner: Option<Arc<Mapping>>,
+    _owner: Option<Mapping>,
 }
 
 #[pymethods]
@@ -172,7 +170,7 @@ impl Window {
 /// The slots of one end of an edge, as Python knows them: one object each.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
-    mapping: Option<Arc<Mapping>>,
+    mapping: Option<Mapping>,
     known: Vec<Py<Memory>>,
 }
 
@@ -185,10 +183,10 @@ impl Slots {
             mapping,
         } = place;
         let owner = match (mapping, &self.mapping) {
-            (Some(mapping), Some(known)) if known.is_of(&mapping) => Some(Arc::clone(known)),
+            (Some(mapping), Some(known)) if known.is_of(&mapping) => Some(mapping),
             (Some(mapping), _) => {
                 self.known.clear();
-                Some(Arc::clone(self.mapping.insert(Arc::new(mapping))))
+                Some(self.mapping.insert(mapping).clone())
             }
             (None, _) => None,
         };

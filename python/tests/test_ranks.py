@@ -155,10 +155,14 @@ def test_ctrl_c_drains_and_is_then_raised(film: Film) -> None:
             time.sleep(0.01)
 
         if __name__ == "__main__":
-            try:
-                pp.Job("read@0 -> double@1 -> write@0", read=endless, double=double, write=take).run()
-            except KeyboardInterrupt:
-                print("drained", len(built) - len(taken) <= 3, flush=True)
+            for _ in range(2):
+                try:
+                    pp.Job("read@0 -> double@1 -> write@0", read=endless, double=double, write=take).run()
+                except KeyboardInterrupt:
+                    print("drained", len(built) - len(taken) <= 3, flush=True)
+                # Whatever the job has set for the process is gone for the next one.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                built.clear(), taken.clear()
             try:
                 for chunk in pp.Job("read@0 -> double@1 -> write@0", read=endless, double=double):
                     print("went", flush=True)
@@ -169,7 +173,7 @@ def test_ctrl_c_drains_and_is_then_raised(film: Film) -> None:
         """
     )
     assert running.stdout is not None
-    for words in ("drained True\n", "left\n"):
+    for words in ("drained True\n", "drained True\n", "left\n"):
         assert running.stdout.readline() == "went\n"
         time.sleep(0.3)
         running.send_signal(signal.SIGINT)
@@ -183,6 +187,29 @@ def test_ctrl_c_drains_and_is_then_raised(film: Film) -> None:
     _, error = running.communicate(timeout=30)
     assert running.returncode == -signal.SIGINT and "KeyboardInterrupt" in error
     assert "finishing the chunks in flight" in error
+
+
+def test_a_program_that_ends_while_a_stage_works_ends_in_good_order(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        class Late:
+            # It makes the end of the interpreter last.
+            def __del__(self, sleep=time.sleep):
+                sleep(0.5)
+
+        late = Late()
+
+        def slow(chunk, out):
+            for _ in range(1000 * (chunk.index > 0)):
+                time.sleep(0.002)
+            double(chunk, out)
+
+        for chunk in pp.Job("read@0 -> slow@0 -> write@0", read=chunks, slow=slow):
+            time.sleep(0.3)
+            sys.exit(3)
+        """
+    )
+    assert (code, out, error) == (3, "", "")
 
 
 def test_a_stage_that_holds_pythons_lock_loses_no_heartbeat(film: Film) -> None:
