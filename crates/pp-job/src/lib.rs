@@ -40,6 +40,7 @@ mod decline;
 mod end;
 mod error;
 mod flight;
+pub mod flow;
 mod interrupt;
 mod job;
 mod life;

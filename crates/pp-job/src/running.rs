@@ -14,6 +14,7 @@ use signal_hook::low_level::raise;
 use crate::caller::{Caller, Here};
 use crate::config::Config;
 use crate::error::{Error, caught};
+use crate::flow::Flow;
 use crate::job::{Job, ThisRank};
 use crate::life::Placed;
 use crate::supervisor::{Notice, supervise};
@@ -120,9 +121,32 @@ impl Job<'_> {
         self,
         rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error> + Send + 'static,
     ) -> Result<Running, Error> {
+        self.open_then(|| (), rank)
+    }
+
+    /// Begins the job as [`Job::open`] does, with a flow into its source and out of its sink. All waits of the flow end with the
+    /// job, also where its driver is stuck.
+    ///
+    /// # Errors
+    /// As [`Job::open`].
+    pub fn open_flow<T: Send + 'static, R: Send + 'static>(
+        self,
+        flow: &Flow<T, R>,
+        rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error> + Send + 'static,
+    ) -> Result<Running, Error> {
+        let flow = flow.clone();
+        self.open_then(move || flow.close(), rank)
+    }
+
+    fn open_then(
+        self,
+        then: impl FnOnce() + Send + 'static,
+        rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error> + Send + 'static,
+    ) -> Result<Running, Error> {
         let (ended, is_ended) = channel();
         let tell = move |result| {
             let _ = ended.send(result);
+            then();
         };
         let own = self.owned();
         let work = move |config: &Config, caller: Option<&Arc<Caller>>| {

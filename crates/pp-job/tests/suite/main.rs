@@ -1,6 +1,7 @@
 //! Jobs of a program that embeds the library.
 
 mod command;
+mod flow;
 mod mistakes;
 mod open;
 mod signals;
