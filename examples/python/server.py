@@ -1,6 +1,6 @@
-"""A server: requests are pushed from one thread, and results are pulled in another. Here each request is an array of numbers."""
+"""A server of several streams: each request of a user is an array of numbers, and a coroutine for each user pushes and pulls."""
 
-import threading
+import asyncio
 
 import numpy as np
 
@@ -8,35 +8,42 @@ import pp_pipeline as pp
 
 
 class Smooth(pp.Stage):
-    """A moving average over what it has seen, which it forgets where a new epoch begins."""
+    """A moving average over what it has seen of each user."""
 
     arrays = "numpy"
 
     def __init__(self):
-        self.mean = 0.0
+        self.means = {}
 
     def run(self, chunk, out):
-        if chunk.starts_epoch:
-            self.mean = 0.0
+        mean = 0.0 if chunk.starts_epoch else self.means[chunk.stream]
         for i, value in enumerate(chunk["x"]):
-            self.mean = 0.9 * self.mean + 0.1 * float(value)
-            out["x"][i] = self.mean
+            mean = 0.9 * mean + 0.1 * float(value)
+            out["x"][i] = mean
+        self.means[chunk.stream] = mean
+
+    def end_stream(self, stream):
+        del self.means[stream]
 
 
-def main():
+async def serve(name, value, streams):
+    """A user with two requests."""
+    answers = []
+    with streams.begin() as stream:
+        for request in range(2):
+            await stream.push_async(pp.Item({"x": np.full(request + 1, value, np.float32)}, note={"request": request}))
+        stream.end()
+        async for result in stream:
+            answers.append(f"{name} {result.note['request']} {result['x'].round(2).tolist()}")
+    return answers
+
+
+async def main():
     most = {"x": pp.Spec((16,), "float32")}
-    with pp.Job("push@0 -> smooth@1 -> pull@0", smooth=Smooth, most=most).open() as flow:
-
-        def serve():
-            for request in range(4):
-                cut = "flush" if request == 2 else None
-                flow.push(pp.Item({"x": np.full(request + 1, 10, np.float32)}, note={"request": request}, cut=cut))
-            flow.end()
-
-        threading.Thread(target=serve).start()
-        for result in flow:
-            print(result.note["request"], result["x"].round(2).tolist())
+    async with pp.Job("push@0 -> smooth@1 -> pull@0", smooth=Smooth, most=most).streams() as streams:
+        for answers in await asyncio.gather(serve("ada", 10, streams), serve("bob", 20, streams)):
+            print(*answers, sep="\n")
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

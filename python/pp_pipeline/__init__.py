@@ -23,9 +23,11 @@ if not _sys.platform.startswith("linux"):
 from . import video
 from ._errors import JobError, StageError
 from ._export import Video, export
-from ._job import Flow, Job, Summary
+from ._flow import Flow, Stream, Streams, Summary
+from ._job import Job
 from ._stages import At, Chunk, Item, Out, Spec, Stage
 
 __all__ = [
-    "At", "Chunk", "Flow", "Item", "Job", "JobError", "Out", "Spec", "Stage", "StageError", "Summary", "Video", "export", "video",
+    "At", "Chunk", "Flow", "Item", "Job", "JobError", "Out", "Spec", "Stage", "StageError", "Stream", "Streams", "Summary", "Video",
+    "export", "video",
 ]

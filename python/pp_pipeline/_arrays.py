@@ -59,6 +59,11 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def copied(array: Any) -> Any:
+    """An array or a tensor of one's own."""
+    return array.clone() if is_tensor(array) else array.copy()
+
+
 def _ml_dtype(name: str) -> Any:
     try:
         import ml_dtypes

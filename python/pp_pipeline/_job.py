@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import _native
-from ._errors import JobError, of_end
-from ._native import Feed, Results
+from ._errors import of_end
+from ._flow import Flow, Run, Streams, Summary
 from ._program import Place, Program
-from ._stages import Chunk, Spec, item_of
+from ._stages import Chunk, Spec
 
 # Jobs that this program has begun by the command line of its process.
 _begun = 0
 # A stage that is at work when the program ends has this long to return.
 atexit.register(_native.rest, 5.0)
-# How long a wait lasts before signals are looked at again.
-_LOOK_EVERY = 0.05
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A job that is done: its chunks, how often a rank was started again, and its seconds."""
-
-    chunks: int
-    restarts: int
-    seconds: float
+# More chunks than a job has.
+_ALL = 2**62
 
 
 @dataclass
@@ -99,10 +89,9 @@ class Job:
         Ctrl-C, once the chunks in flight are done.
         """
         self._needs(source=True, sink=True)
-        running = self._begin(None, None)
-        if running is None:
-            return None
-        return running.finish()
+        flow, stream = _one_stream(2, lends=False)
+        running = self._begin(flow, stream)
+        return running.finish() if running is not None else None
 
     def __iter__(self) -> Iterator[Chunk]:
         """Runs the job and lends the caller each chunk of the sink, until it asks for the next. Leaving early ends the job."""
@@ -110,10 +99,10 @@ class Job:
         return self._results()
 
     def _results(self) -> Iterator[Chunk]:
-        results = Results()
-        running = self._begin(None, results)
+        flow, stream = _one_stream(2, lends=True)
+        running = self._begin(flow, stream)
         if running is not None and running.is_rank_0:
-            yield from running.results(results)
+            yield from Flow(flow, stream, running)
         elif running is not None:
             running.finish()
 
@@ -122,17 +111,30 @@ class Job:
 
         On other ranks this works until the job ends, and then raises `SystemExit`.
         """
+        flow, stream = _one_stream(queue, lends=True)
+        return Flow(flow, stream, self._open(flow))
+
+    def streams(self, queue: int = 2, room: int | None = None) -> Streams:
+        """Begins the job for a server of several streams, each with its order, its end and its results.
+
+        Of each stream at most `queue` chunks wait to be taken into the job, and at most `room` are in the job or wait to be pulled: as
+        many as the depth of the job, unless it is given. On other ranks this works until the job ends, and then raises `SystemExit`.
+        """
+        depth = self._terms[0] or _native.default_depth(self._pipeline)
+        flow = _native.Flow(queue, depth if room is None else room, False)
+        return Streams(flow, self._open(flow))
+
+    def _open(self, flow: _native.Flow) -> Run:
         self._needs(source=False, sink=False)
         if self._most is None:
             raise TypeError("a job that is pushed into has no first chunk to learn from: give most={'x': Spec(shape, dtype)}")
-        feed, results = Feed(queue), Results()
-        running = self._begin(feed, results)
+        running = self._begin(flow, None)
         if running is None:
             raise RuntimeError("a job that is opened must be the first that its ranks come to: give command=")
         if not running.is_rank_0:
             running.finish()
             raise SystemExit(0)
-        return Flow(feed, results, running)
+        return running
 
     def _needs(self, source: bool, sink: bool) -> None:
         first, last = self._places[0].name, self._places[-1].name
@@ -144,8 +146,8 @@ class Job:
         if not sink and self._places[-1].ranks[0] != 0:
             raise ValueError(f"the caller is rank 0, and the sink {last!r} stands on another rank: place it on rank 0")
 
-    def _begin(self, feed: Feed | None, results: Results | None) -> _Run | None:
-        """The job, begun; None where this rank is of a later job."""
+    def _begin(self, flow: _native.Flow, read: _native.Stream | None) -> Run | None:
+        """The job, begun; None where this rank is of a later job. `read` gets what the source yields."""
         placed = _native.place()
         ranks = 1 + max(rank for place in self._places for rank in place.ranks)
         command, number = self._command or [], 0
@@ -164,14 +166,19 @@ class Job:
             self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report
         )
         is_rank_0 = placed is None or placed[0] == 0
-        program = Program(
-            self._places, self._given, self._most, self._arrays, self._devices, feed, results if is_rank_0 else None
-        )
+        program = Program(self._places, self._given, self._most, self._arrays, self._devices, flow.lends, read)
         try:
-            running = _native.begin(terms, program)
+            running = _native.begin(terms, program, flow)
         except _native.EndError as end:
             raise of_end(end.args) from None
-        return None if running.is_passed_over else _Run(running, is_rank_0, program)
+        return None if running.is_passed_over else Run(running, is_rank_0, program)
+
+
+def _one_stream(queue: int, lends: bool) -> tuple[_native.Flow, _native.Stream]:
+    flow = _native.Flow(queue, _ALL, lends)
+    stream = flow.stream()
+    flow.end()
+    return flow, stream
 
 
 def _own_command() -> list[str]:
@@ -185,123 +192,3 @@ def _own_command() -> list[str]:
             "the job into a file, give command=[...], or let all stages stand on rank 0"
         )
     return [sys.executable, *arguments]
-
-
-class _Run:
-    """A job that runs, and how it ends."""
-
-    def __init__(self, running: _native.Running, is_rank_0: bool, program: Program) -> None:
-        self._running = running
-        self._program = program
-        self.is_rank_0 = is_rank_0
-        self._is_over = False
-
-    def is_over(self, seconds: float) -> bool:
-        """Waits so long for the end; raises what ended the job. After Ctrl-C it waits until the job has drained."""
-        interrupt: KeyboardInterrupt | None = None
-        while not self._is_over:
-            try:
-                self._is_over = self._running.wait(seconds)
-                if interrupt is not None:
-                    # It has heard the signal by itself, unless the program has another handler by now.
-                    self._running.drain()
-            except KeyboardInterrupt as raised:
-                interrupt = raised
-            except _native.EndError as end:
-                self._is_over = True
-                self._raise(end, interrupt)
-            if interrupt is None:
-                return self._is_over
-            seconds = _LOOK_EVERY
-        if interrupt is not None:
-            raise interrupt
-        return True
-
-    @staticmethod
-    def _raise(end: _native.EndError, interrupt: KeyboardInterrupt | None) -> None:
-        error = of_end(end.args)
-        if interrupt is not None or error.code == 128 + signal.SIGINT:
-            raise interrupt or KeyboardInterrupt from None
-        if "PP_SUPERVISOR_PID" in os.environ:
-            # Rank 0 tells why.
-            raise SystemExit(error.code)
-        raise error from end.__cause__
-
-    def finish(self) -> Summary | None:
-        """Waits for the end."""
-        while not self.is_over(_LOOK_EVERY):
-            pass
-        summary = self._running.summary
-        return Summary(*summary) if summary is not None else None
-
-    def abort(self) -> None:
-        """Ends the job at once and waits for that."""
-        self._running.abort()
-        try:
-            self.finish()
-        except (JobError, KeyboardInterrupt):
-            pass
-
-    def results(self, results: Results) -> Generator[Chunk, None, None]:
-        """Lends each result until the next is asked for."""
-        is_done = False
-        try:
-            while True:
-                chunk = results.next(_LOOK_EVERY)
-                if chunk is None:
-                    if self.is_over(0.0) and len(results) == 0:
-                        is_done = True
-                        return
-                    continue
-                gpu = self._program.gpu
-                if gpu is not None:
-                    import torch
-
-                    torch.cuda.current_stream(gpu.device_index).wait_stream(gpu)
-                yield chunk
-                if gpu is not None:
-                    # What the caller has issued still reads the slot.
-                    torch.cuda.current_stream(gpu.device_index).synchronize()
-                results.give_back()
-        except (JobError, KeyboardInterrupt):
-            is_done = True
-            raise
-        finally:
-            if not is_done:
-                self.abort()
-
-
-class Flow:
-    """A job that is pushed into and pulled from. `with` ends it.
-
-    Pushes and pulls may come from different threads, and each may wait.
-    """
-
-    def __init__(self, feed: Feed, results: Results, run: _Run) -> None:
-        self._feed, self._results, self._run = feed, results, run
-        self._pulled = run.results(results)
-
-    def push(self, chunk: Any, timeout: float | None = None) -> bool:
-        """Adds a chunk, an array, a dict of them or an `Item`. Waits for room; returns False after `timeout` seconds without."""
-        item = item_of(chunk)
-        return self._feed.push(item, item.cut, timeout)
-
-    def end(self) -> None:
-        """Nothing more is pushed. The job ends once all results are pulled."""
-        self._feed.end()
-
-    def __len__(self) -> int:
-        """Chunks that wait to be taken into the job."""
-        return len(self._feed)
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self._pulled
-
-    def __enter__(self) -> Flow:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._feed.end()
-        self._pulled.close()
-        if not self._run._is_over:
-            self._run.abort()

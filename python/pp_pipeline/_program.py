@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ._native import Feed, Results
+from . import _native
 from ._stages import (
     At,
     SinkCall,
@@ -49,11 +50,11 @@ class Program:
         most: dict[str, Spec] | None,
         arrays: str | None,
         devices: list[str],
-        feed: Feed | None,
-        results: Results | None,
+        lends: bool,
+        read: _native.Stream | None,
     ) -> None:
         self._places, self._given, self._most, self._arrays = places, given, most, arrays
-        self._devices, self._feed, self._results = devices, feed, results
+        self._devices, self._lends, self._read = devices, lends, read
         self._enters = _caller_state()
         # The stream of this rank, as PyTorch's, where it has a GPU.
         self.gpu: Any = None
@@ -78,24 +79,19 @@ class Program:
             device = f"cuda:{self.gpu.device_index}"
         return At(rank, device, place.part, place.parts)
 
-    def open_source(self) -> tuple[Feed, SourceCall, list[int]]:
+    def open_source(self) -> tuple[SourceCall, list[int]]:
         """The source, and the bytes of the largest payload behind each stage. Waits for the first chunk unless `most` says it."""
         name = self._places[0].name
-        feed = self._feed
         first: dict[str, Spec] | None = self._most
-        if feed is None:
-            feed = Feed(2)
+        if self._read is not None:
             chunks = _chunks(self._given[name])
             if first is None:
                 item = next((item_of(chunk) for chunk in chunks), None)
                 first = specs_of_item(item) if item is not None else {}
-                if item is None:
-                    feed.end()
-                else:
-                    feed.push(item, item.cut)
-            threading.Thread(target=_read, args=(chunks, feed), name="pp-read", daemon=True).start()
+                chunks = itertools.chain([item] if item is not None else [], chunks)
+            threading.Thread(target=_read, args=(chunks, self._read), name="pp-read", daemon=True).start()
         assert first is not None
-        return feed, SourceCall(name, self.gpu), self._slot_bytes(first)
+        return SourceCall(name, self.gpu), self._slot_bytes(first)
 
     def _slot_bytes(self, specs: dict[str, Spec]) -> list[int]:
         layout = layout_of(specs)
@@ -115,13 +111,14 @@ class Program:
         made = _made(given, here)
         return StageCall(place.label, made, outputs_of(given, here), chosen_arrays(made, self._arrays, self.gpu))
 
-    def open_sink(self, rank: int) -> tuple[SinkCall, Results | None]:
-        """The sink, which the caller is where the job is iterated over."""
+    def open_sink(self, rank: int) -> tuple[SinkCall, bool]:
+        """The sink, and whether the caller pulls in its place."""
         place = self._places[-1]
         sink = self._given.get(place.name)
         if sink is not None:
             sink = _made(sink, self._at(rank, place))
-        return SinkCall(place.name, sink, chosen_arrays(sink, self._arrays, self.gpu)), self._results
+        call = SinkCall(place.name, sink, chosen_arrays(sink, self._arrays, self.gpu), self._lends)
+        return call, sink is None
 
 
 def _made(given: Any, at: At) -> Any:
@@ -138,16 +135,17 @@ def _chunks(source: Any) -> Any:
     return iter(source() if callable(source) else source)
 
 
-def _read(chunks: Iterable[Any], feed: Feed) -> None:
+def _read(chunks: Iterable[Any], stream: _native.Stream) -> None:
     """Reads the source, on a thread of its own: a source that waits holds up nothing."""
     try:
         for chunk in chunks:
             item = item_of(chunk)
-            feed.push(item, item.cut)
-        feed.end()
+            while not stream.push(item, item.cut, False, 3600.0):
+                pass
+        stream.end()
     except BaseException as error:
         # Also that the job takes no more: then nobody hears of it.
-        feed.end(error)
+        stream.end(error=error)
 
 
 def _caller_state() -> Callable[[], None]:

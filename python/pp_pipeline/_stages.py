@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import sys
@@ -52,12 +53,19 @@ class Chunk(Views):
     index = 0
     lap = 0
     starts_epoch = False
+    stream = 0
     _note: bytes | None = None
 
     @property
     def note(self) -> dict[str, Any]:
         """What the source says of the chunk beside its tensors."""
         return json.loads(self._note) if self._note else {}
+
+    def copy(self) -> Chunk:
+        """A chunk of one's own, whose tensors are copies."""
+        made = copy.copy(self)
+        made._tensors = {name: _arrays.copied(tensor) for name, tensor in self.items()}
+        return made
 
 
 class Out(Views):
@@ -80,6 +88,9 @@ class Stage:
     def run(self, chunk: Chunk, out: Out) -> None:
         """Works on one chunk: reads `chunk`, and writes all of `out`."""
         raise NotImplementedError
+
+    def end_stream(self, stream: int) -> None:
+        """Nothing more comes of this stream, where a job has several."""
 
     def finish(self) -> None:
         """Nothing more comes."""
@@ -158,6 +169,7 @@ class StageCall:
     def __init__(self, name: str, stage: Any, outputs: Any, arrays: str) -> None:
         self._name = f"stage {name}"
         self._run = stage.run if hasattr(stage, "run") else stage
+        self.ends = getattr(stage, "end_stream", lambda stream: None)
         self.finish = getattr(stage, "finish", lambda: None)
         self._outputs = outputs
         self._layouts: dict[Layout, Layout] = {}
@@ -165,13 +177,13 @@ class StageCall:
         self._under = inference(stage, arrays)
 
     def call(
-        self, memory: Memory | None, layout: Layout, out: Memory, at: tuple[int, int, bool], note: bytes | None
+        self, memory: Memory | None, layout: Layout, out: Memory, at: tuple[int, int, bool, int], note: bytes | None
     ) -> Layout:
         made = self._layouts.get(layout)
         if made is None:
             made = self._made(layout, out)
         chunk, result = self._in.get(memory, layout), self._out.get(out, made)
-        chunk.index, chunk.lap, chunk.starts_epoch = at
+        chunk.index, chunk.lap, chunk.starts_epoch, chunk.stream = at
         chunk._note = note
         chunk._begin()
         result._begin()
@@ -200,22 +212,23 @@ class StageCall:
 class SinkCall:
     """Calls the sink, or makes a chunk for the caller."""
 
-    def __init__(self, name: str, sink: Any, arrays: str) -> None:
+    def __init__(self, name: str, sink: Any, arrays: str, lends: bool) -> None:
         self._name = f"sink {name}"
-        self._take = sink
+        self._take, self._lends = sink, lends
+        self.ends = getattr(sink, "end_stream", lambda stream: None)
         self.finish = getattr(sink, "finish", lambda: None)
         self._in = Slots(Chunk, arrays, False)
 
     def call(
-        self, memory: Memory | None, layout: Layout, _: None, at: tuple[int, int, bool], note: bytes | None
+        self, memory: Memory | None, layout: Layout, _: None, at: tuple[int, int, bool, int], note: bytes | None
     ) -> Chunk | None:
         chunk: Chunk = self._in.get(memory, layout)
-        chunk.index, chunk.lap, chunk.starts_epoch = at
+        chunk.index, chunk.lap, chunk.starts_epoch, chunk.stream = at
         chunk._note = note
         chunk._begin()
         if self._take is None:
             # The caller has it for longer than this call.
-            return chunk
+            return chunk if self._lends else chunk.copy()
         self._take(chunk)
         chunk._end(self._name)
         return None

@@ -17,9 +17,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::error::{Raised, ended};
-use crate::feed::Feed;
+use crate::flow::Flow;
 use crate::medium::{Medium, OnGpu, OnHost};
-use crate::results::Results;
 use crate::stages::{Adapter, PySink, PySource, PyStage};
 
 /// What the package says of a job.
@@ -124,9 +123,22 @@ pub(crate) fn stages(pipeline: &str) -> PyResult<Vec<(String, String, usize, usi
     Ok(pipeline.stages().iter().map(row).collect())
 }
 
-/// Begins a job. `program` opens source, stages and sink, on the thread that works.
+/// The most chunks in flight of a pipeline, if nothing else is said.
 #[pyfunction]
-pub(crate) fn begin(py: Python<'_>, terms: Terms, program: Py<PyAny>) -> PyResult<Running> {
+pub(crate) fn default_depth(pipeline: &str) -> PyResult<u32> {
+    let pipeline: Pipeline = pipeline.parse().map_err(|error| refused(&error))?;
+    Ok(pipeline.default_depth())
+}
+
+/// Begins a job. `program` opens source, stages and sink, on the thread that works. On rank 0 the flow leads into the source, and
+/// out of the sink where the caller takes its place.
+#[pyfunction]
+pub(crate) fn begin(
+    py: Python<'_>,
+    terms: Terms,
+    program: Py<PyAny>,
+    flow: Flow,
+) -> PyResult<Running> {
     let mut config = settings()?;
     if let Some(limits) = &mut config.limits {
         limits.first = seconds_of(terms.first_after);
@@ -160,9 +172,10 @@ pub(crate) fn begin(py: Python<'_>, terms: Terms, program: Py<PyAny>) -> PyResul
         raised: raised.clone(),
         summary: Arc::clone(&summary),
         report: terms.report,
+        flow: flow.clone(),
     };
     let opened = py.detach(|| {
-        job.open(move |this| {
+        job.open_flow(&flow.inner, move |this| {
             let _driver = Driver::begins();
             // A thread that has been attached once is attached again for little.
             Python::attach(|py| own.enter(py).map(|()| py.detach(|| own.run(this))))
@@ -233,6 +246,7 @@ struct Own {
     raised: Raised,
     summary: Arc<Mutex<Option<Summary>>>,
     report: Option<PathBuf>,
+    flow: Flow,
 }
 
 impl Own {
@@ -281,14 +295,14 @@ impl Own {
         };
         let source = |bell: Bell| {
             let medium = medium()?;
-            let (feed, adapter, bytes) = self.open(|program| {
+            let (adapter, bytes) = self.open(|program| {
                 let opened = program.call_method0("open_source")?;
-                let (feed, source, bytes): (Feed, Bound<'_, PyAny>, Vec<u64>) = opened.extract()?;
-                Ok((feed, Adapter::new(&source, medium, &self.raised)?, bytes))
+                let (source, bytes): (Bound<'_, PyAny>, Vec<u64>) = opened.extract()?;
+                Ok((Adapter::new(&source, medium, &self.raised)?, bytes))
             })?;
-            feed.rings(bell);
+            let inlet = self.flow.inner.inlet(bell);
             Ok(Opened {
-                source: PySource { feed, adapter },
+                source: PySource::new(inlet, adapter),
                 context_chunks: 0,
                 steps: 1,
                 shape: bytes,
@@ -322,14 +336,19 @@ impl Own {
             let medium = medium()?;
             let open = |program: &Bound<'_, PyAny>| {
                 let opened = program.call_method1("open_sink", (rank,))?;
-                let (sink, results): (Bound<'_, PyAny>, Option<Results>) = opened.extract()?;
-                Ok((Adapter::new(&sink, medium, &self.raised)?, results))
+                let (sink, is_pulled): (Bound<'_, PyAny>, bool) = opened.extract()?;
+                Ok((Adapter::new(&sink, medium, &self.raised)?, is_pulled))
             };
-            let (adapter, results) = self.open(open)?;
-            if let Some(results) = &results {
-                results.rings(bell);
+            let (adapter, is_pulled) = self.open(open)?;
+            if let Some(lent) = &self.flow.lent {
+                lent.rings(bell);
             }
-            Ok(PySink { adapter, results })
+            Ok(PySink {
+                adapter,
+                results: is_pulled.then(|| self.flow.inner.outlet()),
+                lent: self.flow.lent.clone().filter(|_| is_pulled),
+                lent_so_far: 0,
+            })
         };
         let program = program
             .sink(&stages[stages.len() - 1].name, sink)

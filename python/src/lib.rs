@@ -7,11 +7,10 @@
 //! Choices: the tensors are made in Python, where NumPy and PyTorch are. Here are addresses, layouts and queues.
 
 mod error;
-mod feed;
+mod flow;
 mod job;
 mod medium;
 mod memory;
-mod results;
 mod stages;
 
 use pyo3::prelude::*;
@@ -21,11 +20,12 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::Layout>()?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<memory::Window>()?;
-    module.add_class::<feed::Feed>()?;
-    module.add_class::<results::Results>()?;
+    module.add_class::<flow::Flow>()?;
+    module.add_class::<flow::Stream>()?;
     module.add_class::<job::Running>()?;
     module.add_function(wrap_pyfunction!(job::begin, module)?)?;
     module.add_function(wrap_pyfunction!(job::stages, module)?)?;
+    module.add_function(wrap_pyfunction!(job::default_depth, module)?)?;
     module.add_function(wrap_pyfunction!(job::place, module)?)?;
     module.add_function(wrap_pyfunction!(job::rest, module)?)?;
     module.add("EndError", module.py().get_type::<error::EndError>())?;

@@ -1,27 +1,39 @@
 //! Source, stages and sink that are Python objects.
 
-use pp_contract::{FaultKind, Manifest, Message, Plan, PlanError, StageSpec};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use pp_contract::{ChunkIndex, Manifest, Message, Plan, PlanError, StageSpec};
+use pp_job::flow::{Inlet, Outlet};
 use pp_runtime::stage::{
-    Built, Chunk, Done, Offer, Place as At, Progress, Sink, Source, Stage, StageError, StageResult,
-    Taken,
+    Built, Chunk, Done, Offer, Place as At, Progress, Sink, Source, Stage, StageResult, Taken,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Raised;
-use crate::feed::Feed;
+use crate::flow::{Lent, Pushed};
 use crate::medium::{Medium, Place};
 use crate::memory::{Layout, Layouts, Memory, Slots};
-use crate::results::Results;
 
 /// The plan of a chunk: which one it is. What else the stages must know is in the note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Numbered(u64);
+pub(crate) struct Numbered {
+    /// Its number in the job, from 0.
+    chunk: u64,
+    stream: u32,
+    /// Its number in its stream, from 0.
+    index: u64,
+    /// Stages forget what they know of its stream.
+    forgets: bool,
+    /// It is the end of its stream, and has no tensors.
+    ends: bool,
+}
 
 impl Plan for Numbered {
     const NAME: &'static str = "python";
-    const VERSION: u16 = 1;
+    const VERSION: u16 = 2;
     type Parts = Self;
 
     fn from_parts(parts: Self) -> Result<Self, PlanError> {
@@ -33,7 +45,7 @@ impl Plan for Numbered {
     }
 
     fn start_frame(&self) -> u64 {
-        self.0
+        self.chunk
     }
 
     /// What a stage makes is for its own `outputs` to say.
@@ -45,6 +57,7 @@ impl Plan for Numbered {
 /// A Python object that works in one kind of memory, and what it knows of slots.
 pub(crate) struct Adapter<M> {
     call: Py<PyAny>,
+    ends: Option<Py<PyAny>>,
     finish: Option<Py<PyAny>>,
     known: Known,
     medium: M,
@@ -56,22 +69,26 @@ struct Known {
     inputs: Slots,
     outputs: Slots,
     layouts: Layouts,
+    /// The laps and streams of which the stage has had a chunk since it was to forget all.
+    begun: HashSet<(u16, u32)>,
 }
 
-/// What a call gets: what was received and its layout, the slot that is sent, where the chunk stands, and its note.
+/// What a call gets: what was received and its layout, the slot that is sent, where the chunk stands (its number in its stream, its
+/// lap, whether the stage forgets, its stream), and its note.
 type Given<'py> = (
     Option<Py<Memory>>,
     Py<Layout>,
     Option<Py<Memory>>,
-    (u64, u16, bool),
+    (u64, u16, bool, u32),
     Option<Bound<'py, PyBytes>>,
 );
 
 impl<M: Medium> Adapter<M> {
-    /// `object` has a method `call`, and perhaps one named `finish`.
+    /// `object` has a method `call`, and perhaps `ends` of a stream and `finish`.
     pub(crate) fn new(object: &Bound<'_, PyAny>, medium: M, raised: &Raised) -> PyResult<Self> {
         Ok(Self {
             call: object.getattr("call")?.unbind(),
+            ends: object.getattr_opt("ends")?.map(Bound::unbind),
             finish: object.getattr_opt("finish")?.map(Bound::unbind),
             known: Known::default(),
             medium,
@@ -104,6 +121,20 @@ impl<M: Medium> Adapter<M> {
         })
     }
 
+    /// Says that the stream of this chunk has ended.
+    fn ends(&mut self, plan: &Numbered) -> StageResult<()> {
+        self.known
+            .begun
+            .retain(|(_, stream)| *stream != plan.stream);
+        let Some(ends) = &self.ends else {
+            return Ok(());
+        };
+        Python::attach(|py| {
+            let ended = ends.call1(py, (plan.stream,)).map(drop);
+            ended.map_err(|error| self.raised.fault(py, "end_stream", error))
+        })
+    }
+
     fn finish(&mut self) -> StageResult<()> {
         let Some(finish) = &self.finish else {
             return Ok(());
@@ -129,8 +160,22 @@ impl Known {
             .transpose()?;
         let note = message.note();
         let note = (!note.is_empty()).then(|| PyBytes::new(py, note));
-        let at = (at.chunk.get(), at.lap, at.starts_epoch);
+        let plan = message.plan();
+        let at = (plan.index, at.lap, self.forgets(at, plan), plan.stream);
         Ok((input, layout, output, at, note))
+    }
+}
+
+impl Known {
+    /// Says whether the stage is to forget what it knows of the stream of this chunk.
+    fn forgets(&mut self, at: At, plan: &Numbered) -> bool {
+        let Numbered {
+            stream, forgets, ..
+        } = *plan;
+        if at.starts_epoch {
+            self.begun.retain(|(lap, _)| *lap != at.lap);
+        }
+        self.begun.insert((at.lap, stream)) || forgets
     }
 }
 
@@ -140,26 +185,35 @@ fn manifest(py: Python<'_>, made: &Py<PyAny>) -> PyResult<Manifest> {
     Ok(made.get().manifest.clone())
 }
 
-/// The source: it writes what the feed has into slots.
+/// The source: it writes what was pushed into slots.
 pub(crate) struct PySource<M> {
-    pub(crate) feed: Feed,
-    pub(crate) adapter: Adapter<M>,
+    inlet: Inlet<Pushed, Py<PyAny>>,
+    adapter: Adapter<M>,
+    /// How many chunks each stream has had.
+    counts: HashMap<u32, u64>,
+}
+
+impl<M> PySource<M> {
+    pub(crate) fn new(inlet: Inlet<Pushed, Py<PyAny>>, adapter: Adapter<M>) -> Self {
+        Self {
+            inlet,
+            adapter,
+            counts: HashMap::new(),
+        }
+    }
 }
 
 impl<M: Medium> Source<M::Tx> for PySource<M> {
     type Plan = Numbered;
-    type Carry = M::Mark;
+    /// The work on the chunk, and its stream.
+    type Carry = (M::Mark, u32);
 
     fn poll(&mut self) -> StageResult<Offer> {
-        let raised = &self.adapter.raised;
-        self.feed
-            .offer()
-            .map_err(|error| Python::attach(|py| raised.fault(py, "read", error)))
+        Ok(self.inlet.offer())
     }
 
-    fn build(&mut self, at: At, slot: &mut M::Tx) -> StageResult<Built<Numbered, M::Mark>> {
-        let number = at.chunk.get();
-        let item = self.feed.take();
+    fn build(&mut self, at: At, slot: &mut M::Tx) -> StageResult<Built<Numbered, Self::Carry>> {
+        let (stream, pushed) = self.inlet.take().expect("it was offered");
         let Adapter {
             call,
             known,
@@ -167,10 +221,32 @@ impl<M: Medium> Source<M::Tx> for PySource<M> {
             raised,
             ..
         } = &mut self.adapter;
+        let count = self.counts.entry(stream).or_default();
+        let mut plan = Numbered {
+            chunk: at.chunk.get(),
+            stream,
+            index: *count,
+            forgets: false,
+            ends: false,
+        };
+        *count += 1;
+        let (item, forgets) = match pushed {
+            Pushed::Chunk(item, forgets) => (item, forgets),
+            Pushed::Raised(error) => {
+                return Err(Python::attach(|py| raised.fault(py, "read", error)));
+            }
+            Pushed::End => {
+                self.counts.remove(&stream);
+                plan.ends = true;
+                let mark = medium.mark(Some((slot, 0)))?;
+                return Ok(Built::new(plan, Manifest::empty(), (mark, stream)));
+            }
+        };
+        plan.forgets = forgets;
         let (layout, note) = medium.work(None, Some(&mut *slot), |_, output| {
             Python::attach(|py| {
                 let memory = output.map(|place| known.outputs.get(py, place)).transpose();
-                let made = memory.and_then(|memory| call.call1(py, (item, memory, number)));
+                let made = memory.and_then(|memory| call.call1(py, (item, memory, plan.index)));
                 let made = made.and_then(|made| {
                     let (layout, note): (Py<PyAny>, Vec<u8>) = made.extract(py)?;
                     Ok((manifest(py, &layout)?, note))
@@ -181,22 +257,28 @@ impl<M: Medium> Source<M::Tx> for PySource<M> {
         let mark = medium.mark(Some((slot, layout.payload_bytes())))?;
         Ok(Built {
             note,
-            ..Built::new(Numbered(number), layout, mark)
+            ..Built::new(plan, layout, (mark, stream))
         })
     }
 
-    fn is_built(&mut self, mark: &mut M::Mark) -> StageResult<bool> {
+    fn is_built(&mut self, (mark, _): &mut Self::Carry) -> StageResult<bool> {
         self.adapter.medium.is_done(mark)
     }
 
-    fn queued(&self) -> u32 {
-        self.feed.queued()
+    fn accepted(
+        &mut self,
+        _: ChunkIndex,
+        (_, stream): Self::Carry,
+        note: Option<&[u8]>,
+    ) -> StageResult<Option<u64>> {
+        if note.is_none() {
+            self.inlet.is_overtaken(stream);
+        }
+        Ok(None)
     }
-}
 
-impl<M> Drop for PySource<M> {
-    fn drop(&mut self) {
-        self.feed.close();
+    fn queued(&self) -> u32 {
+        self.inlet.queued()
     }
 }
 
@@ -214,12 +296,14 @@ impl<M: Medium> Stage<M::Tx, M::Rx> for PyStage<M> {
         output: &mut M::Tx,
     ) -> StageResult<Progress<Done, Self::Kept>> {
         let message = chunk.message;
-        let slots = (input, Some(&mut *output));
-        let tensors = self
-            .0
-            .work("run", (message, chunk.place), slots, |py, made| {
-                manifest(py, &made)
-            })?;
+        let tensors = if message.plan().ends {
+            self.0.ends(message.plan())?;
+            Manifest::empty()
+        } else {
+            let slots = (input, Some(&mut *output));
+            let take = |py: Python<'_>, made| manifest(py, &made);
+            self.0.work("run", (message, chunk.place), slots, take)?
+        };
         let mark = self
             .0
             .medium
@@ -240,46 +324,52 @@ impl<M: Medium> Stage<M::Tx, M::Rx> for PyStage<M> {
     }
 }
 
-/// The sink: it calls, or it lends the chunk to the caller.
+/// The sink: it calls, or the caller pulls.
 pub(crate) struct PySink<M> {
     pub(crate) adapter: Adapter<M>,
-    /// Takes chunks where the caller does.
-    pub(crate) results: Option<Results>,
+    /// Where results go that the caller pulls.
+    pub(crate) results: Option<Outlet<Pushed, Py<PyAny>>>,
+    /// Where the caller is lent each result.
+    pub(crate) lent: Option<Arc<Lent>>,
+    pub(crate) lent_so_far: u64,
 }
 
 impl<M: Medium> Sink<M::Rx> for PySink<M> {
     type Plan = Numbered;
     /// The number of the result that the caller has not given back, and the work on it.
-    type Kept = (Option<u64>, M::Mark, Taken);
+    type Kept = (u64, M::Mark, Taken);
 
     fn take(
         &mut self,
         chunk: Chunk<'_, Numbered>,
         input: Option<&M::Rx>,
     ) -> StageResult<Progress<Taken, Self::Kept>> {
-        let made = self.adapter.work(
-            "write",
-            (chunk.message, chunk.place),
-            (input, None),
-            |_, made| Ok(made),
-        )?;
+        let plan = *chunk.message.plan();
+        let result = if plan.ends {
+            self.adapter.ends(&plan)?;
+            None
+        } else {
+            let message = (chunk.message, chunk.place);
+            let slots = (input, None);
+            Some(
+                self.adapter
+                    .work("write", message, slots, |_, made| Ok(made))?,
+            )
+        };
         let mark = self.adapter.medium.mark(None)?;
-        let number = self.results.as_ref().map(|results| results.add(made));
-        self.poll((number, mark, Taken::of(chunk.message.plan(), 1)))
+        self.lent_so_far += u64::from(result.is_some());
+        if let Some(results) = &self.results {
+            results.give(plan.stream, result);
+        }
+        self.poll((self.lent_so_far, mark, Taken::of(&plan, 1)))
     }
 
     fn poll(
         &mut self,
         (number, mark, taken): Self::Kept,
     ) -> StageResult<Progress<Taken, Self::Kept>> {
-        let is_back = match (number, &self.results) {
-            (None, _) => true,
-            (Some(number), Some(results)) => results.is_back(number),
-            (Some(_), None) => {
-                let what = "a sink that calls keeps no chunk";
-                return Err(StageError::new(FaultKind::Internal, "write", what));
-            }
-        };
+        let mut lent = self.lent.iter();
+        let is_back = lent.all(|lent| lent.is_back(number));
         Ok(match is_back && self.adapter.medium.is_done(&mark)? {
             true => Progress::Done(taken),
             false => Progress::UnderWay((number, mark, taken)),

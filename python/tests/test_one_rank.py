@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import threading
@@ -195,9 +196,11 @@ def test_a_loop_that_is_left_ends_the_job() -> None:
     assert "pp-read" not in threads
 
 
+MOST = {"x": pp.Spec((8,), "float32")}
+
+
 def test_a_server_pushes_and_pulls() -> None:
-    most = {"x": pp.Spec((8,), "float32")}
-    with Job(ONE, work=double, most=most).open() as flow:
+    with Job(ONE, work=double, most=MOST).open() as flow:
 
         def push() -> None:
             for chunk in chunks():
@@ -208,13 +211,104 @@ def test_a_server_pushes_and_pulls() -> None:
         pusher.start()
         assert [float(chunk["x"][0]) for chunk in flow] == [0, 2, 4, 6]
         pusher.join()
-    with Job(ONE, work=double, most=most).open(queue=1) as flow:
+    with Job(ONE, work=double, most=MOST).open(queue=1) as flow:
         pushed = 0
         while flow.push(next(chunks()), timeout=0.5):
             pushed += 1
         assert pushed >= 2 and len(flow) == 1
     with pytest.raises(RuntimeError, match="takes no more"):
         flow.push(np.zeros(8, np.float32))
+
+
+class Sum(pp.Stage):
+    """Adds up the chunks of each stream, until it is to forget them."""
+
+    ended: list[int] = []
+
+    def __init__(self) -> None:
+        self.sums: dict[int, float] = {}
+
+    def run(self, chunk: pp.Chunk, out: pp.Out) -> None:
+        before = 0.0 if chunk.starts_epoch else self.sums[chunk.stream]
+        self.sums[chunk.stream] = before + float(chunk["x"][0])
+        out["x"][...] = self.sums[chunk.stream]
+
+    def end_stream(self, stream: int) -> None:
+        del self.sums[stream]
+        self.ended.append(stream)
+
+
+def test_each_stream_has_its_order_its_state_and_its_end() -> None:
+    Sum.ended = []
+    kept: list[pp.Chunk] = []
+    with Job(ONE, work=Sum, most=MOST).streams(room=2) as streams:
+        idle, busy = streams.begin(), streams.begin()
+        while idle.push(np.ones(8, np.float32), timeout=0.2):
+            pass
+        # Two are in the job or wait to be pulled, and two wait in front of it.
+        assert len(idle) == 2
+        for i, chunk in enumerate(chunks(6)):
+            busy.push(pp.Item(chunk, cut="flush" if i == 4 else None))
+            kept.append(next(iter(busy)))
+        assert [float(chunk["x"][7]) for chunk in kept] == [0, 1, 3, 6, 4, 9]
+        assert [(chunk.stream, chunk.index) for chunk in kept] == [(1, i) for i in range(6)]
+        with pytest.raises(ValueError, match="one of several streams takes none"):
+            busy.push(pp.Item({"x": np.zeros(8, np.float32)}, cut="hard"))
+        busy.end()
+        assert list(busy) == []
+        assert Sum.ended == [1]
+        idle.end()
+        assert [float(chunk["x"][0]) for chunk in idle] == [1, 2, 3, 4]
+        with streams.begin() as late:
+            late.push(np.ones(8, np.float32))
+        summary = streams.finish()
+    # With the three ends.
+    assert summary is not None and summary.chunks == 4 + 6 + 1 + 3
+    assert Sum.ended == [1, 0, 2]
+
+
+def test_what_ends_the_job_reaches_each_stream() -> None:
+    with Job(ONE, work=lambda chunk, out: 1 / 0, most=MOST).streams() as streams:
+        both = [streams.begin(), streams.begin()]
+        both[0].push(np.zeros(8, np.float32))
+        for stream in both:
+            with pytest.raises(pp.StageError, match="division by zero"):
+                next(iter(stream))
+    with pytest.raises(RuntimeError, match="takes no more"):
+        both[0].push(np.zeros(8, np.float32))
+
+
+def test_coroutines_push_and_pull() -> None:
+    async def serve(stream: pp.Stream) -> list[float]:
+        async def push() -> None:
+            for chunk in chunks(6):
+                await stream.push_async(chunk)
+            stream.end()
+
+        pushes = asyncio.create_task(push())
+        pulled = [float(chunk["x"][0]) async for chunk in stream]
+        await pushes
+        return pulled
+
+    async def program() -> list[list[float]]:
+        async with Job(ONE, work=double, most=MOST).open(queue=1) as flow:
+            one = await serve(flow)
+        async with Job(ONE, work=double, most=MOST).streams(queue=1) as streams:
+            several = await asyncio.gather(*(serve(streams.begin()) for _ in range(3)))
+        return [one, *several]
+
+    assert asyncio.run(program()) == 4 * [[0, 2, 4, 6, 8, 10]]
+
+
+def test_a_coroutine_hears_of_a_fault() -> None:
+    async def program() -> None:
+        async with Job(ONE, work=lambda chunk, out: 1 / 0, most=MOST).open() as flow:
+            await flow.push_async(np.zeros(8, np.float32))
+            async for _ in flow:
+                pass
+
+    with pytest.raises(pp.StageError, match="division by zero"):
+        asyncio.run(program())
 
 
 def test_a_stage_that_is_stuck_is_an_exception() -> None:

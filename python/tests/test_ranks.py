@@ -55,6 +55,36 @@ def test_a_rank_that_is_killed_is_started_again(film: Film) -> None:
     assert "rank 1 is gone" in error
 
 
+def test_a_rank_that_is_started_again_forgets_every_stream(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        class Count(pp.Stage):
+            counts = {}
+
+            def run(self, chunk, out):
+                if chunk.note["n"] == 3 and once("died"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.counts[chunk.stream] = 1 if chunk.starts_epoch else self.counts[chunk.stream] + 1
+                out["x"][...] = self.counts[chunk.stream]
+
+        if __name__ == "__main__":
+            job = pp.Job("push@0 -> count@1 -> pull@0", count=Count, most={"x": pp.Spec((1,), "int64")}, restarts=1)
+            with job.streams() as streams:
+                both = [streams.begin(), streams.begin()]
+                for n in range(6):
+                    stream = both[n % 2]
+                    stream.push(pp.Item({"x": np.zeros(1, np.int64)}, note={"n": n}))
+                    result = next(iter(stream))
+                    print(result.stream, result.index, int(result["x"][0]))
+                for stream in both:
+                    stream.end()
+                print(streams.finish().restarts)
+        """
+    )
+    # Stream 1 is at its second chunk when the rank dies, and stream 0 has its third one next.
+    assert (code, out) == (0, "0 0 1\n1 0 1\n0 1 2\n1 1 1\n0 2 1\n1 2 2\n1\n"), error
+
+
 def test_faults_of_another_rank_are_exceptions(film: Film) -> None:
     code, out, error = film.run(
         """
