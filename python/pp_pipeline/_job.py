@@ -151,7 +151,8 @@ class Job:
         placed = _native.place()
         ranks = 1 + max(rank for place in self._places for rank in place.ranks)
         command, number = self._command or [], 0
-        if self._command is None and (ranks > 1 or placed is not None):
+        if self._command is None:
+            # Also a job of one rank: other ranks pass over it.
             global _begun
             _begun += 1
             number = _begun
@@ -159,7 +160,7 @@ class Job:
             if "PP_SUPERVISOR_PID" in os.environ and number > own:
                 # Other ranks were started for this job.
                 raise SystemExit(0)
-            if placed is None:
+            if placed is None and ranks > 1:
                 command = _own_command()
         depth, restarts, stuck_after, first_after, report = self._terms
         terms = _Terms(

@@ -27,13 +27,13 @@ def test_other_ranks_run_the_same_file(film: Film) -> None:
 def test_a_program_runs_several_jobs(film: Film) -> None:
     code, out, error = film.run(
         """
-        for size in (1, 2, 3):
-            job = pp.Job("read@0 -> double@1 -> write@0", read=chunks(2, size), double=double, write=lambda chunk: None)
+        for size, rank in ((1, 0), (2, 1), (3, 1), (4, 0)):
+            job = pp.Job(f"read@0 -> double@{rank} -> write@0", read=chunks(2, size), double=double, write=lambda chunk: None)
             done = job.run()
             print(size, done and done.chunks)
         """
     )
-    assert (code, out) == (0, "1 2\n2 2\n3 2\n"), error
+    assert (code, out) == (0, "1 2\n2 2\n3 2\n4 2\n"), error
 
 
 def test_a_rank_that_is_killed_is_started_again(film: Film) -> None:
