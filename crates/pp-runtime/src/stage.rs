@@ -339,7 +339,8 @@ pub trait Stage<Tx, Rx> {
     /// What it keeps of a chunk while a device works on it.
     type Kept;
 
-    /// Works on one chunk, from the slot received into the slot that goes on.
+    /// Works on one chunk, from the slot received into the slot that goes on. What is done at once leaves behind what was begun
+    /// before it.
     ///
     /// # Errors
     /// The work failed; that ends the job.

@@ -100,7 +100,9 @@ where
         // Return the credit before the result leaves, so that the previous stage can fill the slot meanwhile.
         let is_kept = work.done.is_none() && self.run.places[stage].is_sink;
         work.payload = payload.filter(|_| is_kept);
-        if work.done.is_some() && self.run.places[stage].followers() == 0 {
+        // What the stage began before leaves first.
+        let is_oldest = self.run.core.working(stage).next().is_none();
+        if work.done.is_some() && is_oldest && self.run.places[stage].followers() == 0 {
             return self.conclude(stage, ticket, work);
         }
         self.run.core.handle_working(stage, ticket, work);
