@@ -76,10 +76,14 @@ pub(crate) fn check(
         Place::Cuda(_) => "cuda",
     };
     if about.device != device {
-        return refuse(format!(
-            "it was compiled for {}, and this rank works on {device}; export it with an example on {device}, or run the stage on {}",
-            about.device, about.device
-        ));
+        // In the other memory it may be right.
+        return Err(Failure::unsupported(format!(
+            "{}: it was compiled for {}, and this rank works on {device}; export it with an example on {device}, or run the stage \
+             on {}",
+            path.display(),
+            about.device,
+            about.device
+        )));
     }
     let torch = Torch::get()?;
     let [major, minor, _] = torch.version;

@@ -449,4 +449,15 @@ fn gpu_memory_is_checked_where_there_is_a_gpu() {
         failed[0].contains("median works on host memory only"),
         "{failed:?}"
     );
+    // Where an argument may be the reason, the memory that is refused is left out.
+    let mut command = plugin_check(&faulty("NO_FAULT_PICKY"));
+    command.args("--plugin-arg weights=w.bin --width 200 --height 100".split(' '));
+    let checked = run(
+        fakes.give_to(&mut command).env("PP_FAKE_DEVICES", "1"),
+        None,
+    );
+    let report = String::from_utf8(checked.succeeded().stdout).unwrap();
+    let refused = "GPU memory: not checked, the kernels refuse it: 200x100 (median works on host";
+    assert_has(&report, &["host memory: self test passes ... ok", refused]);
+    assert!(!report.contains("GPU memory: self test"), "{report}");
 }

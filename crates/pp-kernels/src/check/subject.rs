@@ -131,6 +131,25 @@ impl<'a> Subject<'a> {
 
     /// Describes small sessions in the first chroma format and size that the kernels take.
     pub(super) fn setup(&self) -> Outcome<Setup<'static>> {
+        match self.find()? {
+            Some(setup) => Ok(setup),
+            None => fail(format!(
+                "the kernels refuse every size that was tried, {}; name one with --width and --height",
+                self.skipped.take().join(", ")
+            )),
+        }
+    }
+
+    /// Says why the kernels take no session in this memory with the user's arguments, if they refuse all with
+    /// `PP_UNSUPPORTED`.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        let found = self.find();
+        let refused = self.skipped.take().join(", ");
+        matches!(found, Ok(None)).then_some(refused)
+    }
+
+    fn find(&self) -> Outcome<Option<Setup<'static>>> {
         let sizes = match &self.size {
             Some(size) => std::slice::from_ref(size),
             None => &SIZES[..],
@@ -144,13 +163,8 @@ impl<'a> Subject<'a> {
                 self.found.set(Some((width, height, chroma)));
             }
         }
-        match self.found.get() {
-            Some((width, height, chroma)) => Ok(self.setup_of(width, height, chroma)),
-            None => fail(format!(
-                "the kernels refuse every size that was tried, {}; name one with --width and --height",
-                self.skipped.take().join(", ")
-            )),
-        }
+        let found = self.found.get();
+        Ok(found.map(|(width, height, chroma)| self.setup_of(width, height, chroma)))
     }
 
     pub(super) fn setup_of(&self, width: u32, height: u32, chroma: Chroma) -> Setup<'static> {

@@ -192,11 +192,22 @@ static pp_status halves(const pp_session_config *config, pp_geometry *frames, pp
 }
 TABLE(table->run = grey, table->create = halves)
 #elif defined(NO_FAULT_PICKY)
-/* It needs an argument, and takes frames of one size alone. */
-CREATES(if (!config->arg_count || strcmp((const char *)config->args[0].key, "weights"))
-          return fail(error, PP_INVALID_ARGUMENT, "give --plugin-arg weights=FILE");
-        if (config->width != 200 || config->height != 100) return fail(error, PP_UNSUPPORTED, "frames have 200x100 samples");
-        pp_session_config rest = *config; rest.args++; rest.arg_count--; return create(&rest, frames, out, error))
+/* It needs an argument, with which it takes frames of one size alone, and those in host memory. */
+static pp_status both_memories(pp_description *out, pp_error *error) {
+  pp_status status = describe(out, error);
+  out->spaces |= 1u << PP_SPACE_CUDA;
+  return status;
+}
+static pp_status picky(const pp_session_config *config, pp_geometry *frames, pp_session **out, pp_error *error) {
+  if (!config->arg_count || strcmp((const char *)config->args[0].key, "weights"))
+    return fail(error, PP_INVALID_ARGUMENT, "give --plugin-arg weights=FILE");
+  if (config->width != 200 || config->height != 100) return fail(error, PP_UNSUPPORTED, "frames have 200x100 samples");
+  pp_session_config rest = *config;
+  rest.args++;
+  rest.arg_count--;
+  return create(&rest, frames, out, error);
+}
+TABLE(table->describe = both_memories, table->create = picky)
 #elif defined(FAULT_GEOMETRY_OF_SOURCE)
 CREATES(if (config->stage == ENCODE) frames->width *= 2; return create(config, frames, out, error))
 #elif defined(FAULT_GEOMETRY_RATE)

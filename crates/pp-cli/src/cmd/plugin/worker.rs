@@ -73,13 +73,28 @@ pub(crate) fn work(args: &PluginArgs, from: Option<usize>, env: &Env) -> Result<
         let why = format!("{} works in GPU memory alone, and {why}", file.display());
         return parent.tell(&Word::NoGpu(why));
     }
-    let host = host.iter().map(|subject| ("host memory", subject));
-    let gpu = gpu
-        .iter()
-        .flatten()
-        .map(|(subject, _)| ("GPU memory", subject));
-    let checks = host
-        .chain(gpu)
+    let mut subjects = Vec::new();
+    subjects.extend(host.iter().map(|subject| ("host memory", subject)));
+    let gpu = gpu.iter().flatten();
+    subjects.extend(gpu.map(|(subject, _)| ("GPU memory", subject)));
+    let mut notes: Vec<String> = Vec::new();
+    notes.extend(why_not.map(|why| format!("GPU memory: not checked, {why}")));
+    if subjects.len() > 1 && !args.plugin_args.is_empty() {
+        // An argument may name what works in one memory alone.
+        let refusals = subjects.iter().map(|(_, subject)| subject.refusal());
+        let refusals: Vec<Option<String>> = refusals.collect();
+        if let Some(at) = refusals.iter().position(Option::is_some)
+            && refusals.contains(&None)
+        {
+            let (memory, _) = subjects.remove(at);
+            let why = refusals.into_iter().flatten().next().unwrap_or_default();
+            notes.push(format!(
+                "{memory}: not checked, the kernels refuse it: {why}"
+            ));
+        }
+    }
+    let checks = subjects
+        .into_iter()
         .flat_map(|(memory, subject)| CHECKS.iter().map(move |check| (memory, subject, check)));
     for (memory, subject, check) in checks.skip(from) {
         parent.tell(&Word::Begins(format!("{memory}: {}", check.name())))?;
@@ -91,8 +106,8 @@ pub(crate) fn work(args: &PluginArgs, from: Option<usize>, env: &Env) -> Result<
             end_now(0);
         }
     }
-    if let Some(why) = why_not {
-        parent.tell(&Word::Note(format!("GPU memory: not checked, {why}")))?;
+    for note in notes {
+        parent.tell(&Word::Note(note))?;
     }
     parent.tell(&Word::Ends)
 }
