@@ -23,6 +23,8 @@ from ._arrays import dtype_name
 
 _FORMAT = 1
 _PATCH = 8
+# What a package makes, by the first tensor that it takes: in place of encode, of decode, and else of phase_b.
+_MAKES = {"frames": "latents_in", "latents_out": "frames"}
 _ISA = ("avx", "sse", "ssse", "fma", "f16c", "bmi", "amx", "vaes", "vpclmul", "gfni", "sha_ni", "asimd", "sve")
 
 
@@ -42,14 +44,15 @@ class Video:
             sizes += 2 * [(-(-height // half[0]), -(-width // half[1]))]
         self.sizes: list[tuple[int, int]] = sizes
 
-    def example(self, frames: int = 2, steps: int = 2, device: str = "cpu") -> dict[str, Any]:
-        """A chunk of random frames with a noise of 20, as `encode` makes it."""
+    def example(self, frames: int = 2, steps: int = 2, device: str = "cpu", name: str = "latents_in") -> dict[str, Any]:
+        """A chunk of random frames with a noise of 20, as `encode` makes it. A package in place of `encode` gets the first tensor
+        under the name "frames"."""
         import torch
 
         draw = torch.Generator().manual_seed(1)
         planes = [torch.randint(0, 256, (frames, 1, *size), generator=draw).float() for size in self.sizes]
         chunk = {
-            "latents_in": self.latents(planes),
+            name: self.latents(planes),
             "conditioning_embeds": torch.full((len(self.sizes),), 20.0).bfloat16(),
             "denoising_step_list": torch.tensor([400, 450] * steps)[:steps],
         }
@@ -87,7 +90,6 @@ def export(
     path: str | os.PathLike[str],
     parts: int | Sequence[int] | None = None,
     *,
-    output: str = "latents_out",
     dynamic: Sequence[str] = ("frames", "steps"),
     tolerance: float = 0.01,
 ) -> None:
@@ -95,7 +97,11 @@ def export(
 
     `example` has the tensors of a chunk by name; the first dimension of the first is the number of frames. A parameter of `forward`
     that bears the name of one gets it. The one other parameter gets what the block before made, and in the first block the first
-    tensor. The module gives one tensor: `output`, like the first tensor of the example.
+    tensor. The module gives one tensor, like the first tensor of the example.
+
+    The name of the first tensor says for which stage the package is: "latents_in" for `phase_b`; "frames" for one in place of
+    `encode`, which makes `latents_in`; "latents_out" for one in place of `decode`, which makes the frames. The latents of the latter
+    two have any shape whose first dimension is the number of frames.
 
     `parts` cuts a list of blocks into parts, which can stand on ranks of their own: a number, or how many blocks each part has.
     `dynamic` says what may differ between chunks; leave "steps" out of it for a module that walks over the steps.
@@ -117,7 +123,7 @@ def export(
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
         whole = Path(folder) / "whole.pt2"
         with torch.no_grad(), zipfile.ZipFile(whole, "w") as archive:
-            about["parts"] = _parts(archive, path.stem, blocks, counts, tensors, sizes, output, dynamic, tolerance)
+            about["parts"] = _parts(archive, path.stem, blocks, counts, tensors, sizes, dynamic, tolerance)
             archive.writestr(f"{path.stem}/extra/pp/package.json", json.dumps(about, indent=1))
         os.replace(whole, path)
 
@@ -129,12 +135,12 @@ def _parts(
     counts: list[int],
     tensors: dict[str, Any],
     sizes: dict[str, int],
-    output: str,
     dynamic: Sequence[str],
     tolerance: float,
 ) -> list[dict[str, Any]]:
     """Compiles one part after the other into the archive, and says what each reads and makes."""
-    first = next(iter(tensors.values()))
+    named, first = next(iter(tensors.items()))
+    output = _MAKES.get(named, "latents_out")
     takes = [_takes(block, tensors, at) for at, block in enumerate(blocks)]
     value, begin, parts = None, 0, []
     for at, count in enumerate(counts):
@@ -143,15 +149,15 @@ def _parts(
         value = piece.eager(tensors, value)
         if end < len(blocks):
             name, value = "guide", _between(value, end)
-        elif value.shape == first.shape:
+        elif named in _MAKES or value.shape == first.shape:
             name, value = output, value.to(first.dtype).contiguous()
         else:
             raise ValueError(f"the module gives {list(value.shape)}; {output} must be like the first tensor, {list(first.shape)}")
-        named = [*piece.inputs.items(), (name, value)]
-        dims = [_dims(tensor, label, sizes, dynamic) for label, tensor in named]
+        all_of = [*piece.inputs.items(), (name, value)]
+        dims = [_dims(tensor, label, sizes, dynamic) for label, tensor in all_of]
         _compile(archive, f"{stem}/", at, piece, value, dims)
-        archive.writestr(f"{stem}/extra/pp/part{at}.example", b"".join(_bytes(tensor) for _, tensor in named))
-        specs = [{"name": label, "dtype": dtype_name(of.dtype), "dims": dim} for (label, of), dim in zip(named, dims, strict=True)]
+        archive.writestr(f"{stem}/extra/pp/part{at}.example", b"".join(_bytes(tensor) for _, tensor in all_of))
+        specs = [{"name": label, "dtype": dtype_name(of.dtype), "dims": dim} for (label, of), dim in zip(all_of, dims, strict=True)]
         parts.append({"inputs": specs[:-1], "output": specs[-1], "tolerance": tolerance})
         begin = end
     return parts

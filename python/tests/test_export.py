@@ -78,8 +78,10 @@ def run(*arguments: str | Path, **env: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def stream(package: Path, film: Path, out: Path, pipeline: str = WHOLE, *more: str, **env: str) -> tuple[int, str]:
-    devices = ",".join([f"{DEVICE}:0" if DEVICE == "cuda" else DEVICE] * (3 if "@2" in pipeline else 2 if "@1" in pipeline else 1))
+def stream(package: Path, film: Path, out: Path, pipeline: str = WHOLE, *more: str, front: str = DEVICE, **env: str) -> tuple[int, str]:
+    """`front` is the device of rank 0."""
+    others = [DEVICE] * (2 if "@2" in pipeline else 1 if "@1" in pipeline else 0)
+    devices = ",".join([front, *others]).replace("cuda", "cuda:0")
     where = ["--input", film, "--output", out, "--pipeline", pipeline, "--strength", "20", "--devices", devices]
     return run("run", "--kernels", PLUGIN, "--plugin-arg", f"phase_b={package}", *where, *more, **env)
 
@@ -136,11 +138,13 @@ def of_library(old: bytes, new: bytes) -> Edit:
 
 
 def test_a_film_is_what_the_eager_module_makes_of_it_in_one_part_and_in_two(package: Path, film: Path, folder: Path) -> None:
-    for name, pipeline in (("whole", WHOLE), ("parts", PARTS)):
-        code, said = stream(package, film, folder / f"{name}.y4m", pipeline)
-        assert code == 0, said
+    code, said = stream(package, film, folder / "whole.y4m")
+    assert code == 0, said
     found = read_film(folder / "whole.y4m")
-    assert np.array_equal(found, read_film(folder / "parts.y4m"))
+    for front in {DEVICE, "cpu"}:
+        code, said = stream(package, film, folder / "parts.y4m", PARTS, front=front)
+        assert code == 0, said
+        assert np.array_equal(found, read_film(folder / "parts.y4m"))
     frames = torch.from_numpy(read_film(film).copy()).to(DEVICE)
     luma = frames[:, : WIDTH * HEIGHT].view(-1, 1, HEIGHT, WIDTH).float()
     head, tail = tiny()
@@ -168,6 +172,7 @@ def test_the_check_passes_and_the_self_test_holds_the_result_against_the_eager_o
 
 
 REFUSED: dict[str, tuple[Edit, list[str]]] = {
+    **({"gpu": (about(capability=[7, 5]), ["compute capability 7.5", "export it on such a GPU"])} if DEVICE == "cuda" else {}),
     "torch": (about(torch="2.4.1"), ["compiled by PyTorch 2.4.1", "PP_LIBTORCH"]),
     "device": (about(device="xpu"), ["compiled for xpu", f"export it with an example on {DEVICE}"]),
     "processor": (about(cpu=["avx9"]), ["processors with avx9", "export it on this machine"]),
@@ -207,12 +212,70 @@ def test_a_file_that_is_no_whole_package_and_a_missing_pytorch_are_refused(packa
     code, said = stream(package, film, folder / "out.y4m", "encode@0,phase_b@0,phase_b@1,phase_b@0,decode@0", "--denoise-steps", "3")
     assert code != 0 and "has 2 parts" in said and "parts=3" in said, said
     code, said = stream(folder / "missing.pt2", film, folder / "out.y4m")
-    assert code != 0 and "phase_b=FILE.pt2" in said, said
+    assert code != 0 and "STAGE=FILE.pt2" in said, said
     code, said = stream(package, film, folder / "out.y4m", PP_LIBTORCH=str(folder))
     assert code != 0 and "there is no libtorch.so" in said, said
     code, said = stream(package, film, folder / "out.y4m", VIRTUAL_ENV="", PATH=str(folder))
     assert code != 0 and "no PyTorch was found" in said and "PP_LIBTORCH" in said, said
     assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"pp-aoti-{os.getpid()}-*"))
+
+
+class Fold(torch.nn.Module):
+    """Frames to latents of another shape: six planes of half the size."""
+
+    def __init__(self, video: pp.Video) -> None:
+        super().__init__()
+        self.video = video
+
+    def forward(self, frames: Any) -> Any:
+        y, u, v = self.video.planes(frames)
+        return torch.cat((torch.nn.functional.pixel_unshuffle(y, 2), u, v), 1)
+
+
+class Invert(torch.nn.Module):
+    def forward(self, latents_in: Any, denoising_step_list: Any) -> Any:
+        return 255 - latents_in + 0 * denoising_step_list.sum()
+
+
+class Unfold(torch.nn.Module):
+    def __init__(self, video: pp.Video) -> None:
+        super().__init__()
+        self.video = video
+
+    def forward(self, latents_out: Any) -> Any:
+        x = latents_out.float()
+        return self.video.latents([torch.nn.functional.pixel_shuffle(x[:, :4], 2), x[:, 4:5], x[:, 5:]])
+
+
+def test_packages_stand_in_place_of_encode_and_decode(package: Path, film: Path, folder: Path) -> None:
+    video, names = pp.Video(WIDTH, HEIGHT), ("encode", "invert", "decode")
+    fold, invert, unfold = (folder / f"{name}.pt2" for name in names)
+    chunk = video.example(device=DEVICE, name="frames")
+    pp.export(Fold(video).eval(), chunk, fold)
+    latents = Fold(video)(chunk["frames"]).bfloat16()
+    pp.export(Invert().eval(), {**video.example(device=DEVICE), "latents_in": latents}, invert)
+    pp.export(Unfold(video).eval(), {"latents_out": latents}, unfold)
+    given = ["--plugin-arg", f"encode={fold}", "--plugin-arg", f"decode={unfold}"]
+    frames = read_film(film)
+    for pipeline in (WHOLE, "encode@0,phase_b@1,decode@0"):
+        code, said = stream(invert, film, folder / "out.y4m", pipeline, *given)
+        assert code == 0, said
+        assert np.array_equal(read_film(folder / "out.y4m"), 255 - frames)
+    code, said = stream(invert, film, folder / "out.y4m", WHOLE, *given, "--denoise-steps", "0")
+    assert code == 0 and np.array_equal(read_film(folder / "out.y4m"), frames), said
+    size = ["--width", str(WIDTH), "--height", str(HEIGHT)]
+    code, said = run("plugin", "check", PLUGIN, "--plugin-arg", f"phase_b={invert}", *given, *size)
+    assert code == 0, said
+    shape = list(latents.shape[1:])
+    for phase_b, more, words in (
+        (invert, ["--plugin-arg", f"encode={unfold}"], f"{unfold} is no package for encode, which takes frames and makes latents_in"),
+        (invert, ["--plugin-arg", f"decode={invert}"], f"{invert} is no package for decode, which takes latents_out and makes frames"),
+        (fold, [], f"{fold} is no package for phase_b, which takes latents_in and makes latents_out"),
+        (package, given, f"is for latents_in Bf16 [4, 72, 64], and a chunk of this film has Bf16 [4, {shape[0]}, {shape[1]}, {shape[2]}]"),
+        (invert, ["--plugin-arg", f"code={fold}"], "unknown argument code: this plugin takes --plugin-arg STAGE=FILE.pt2"),
+    ):
+        code, said = stream(phase_b, film, folder / "out.y4m", WHOLE, *more)
+        assert code != 0 and words in said, said
 
 
 def test_export_says_what_it_does_not_take(tmp_path: Path) -> None:

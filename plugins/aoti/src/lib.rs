@@ -1,26 +1,32 @@
 //! A `.pt2` without Python: `phase_b` is a package that PyTorch's `AOTInductor` compiled and `pp_pipeline.export` wrote;
-//! `encode` and `decode` are the built-in ones.
+//! `encode` and `decode` are the built-in ones, or packages behind and in front of these.
 //! `--kernels libpp_aoti.so --plugin-arg phase_b=model.pt2` gives both to `pp run` and `pp plugin check`.
 //!
-//! PyTorch's library is opened at run time (`torch`). A package is read and checked (`package`), its code is loaded once in a
-//! process (`model`), and a session runs the parts that are its share (`stage`): straight from the slot that was received into
-//! the slot that is sent. On a GPU a call only enqueues on the host's stream.
+//! PyTorch's library is opened at run time (`torch`). A package is read and checked (`package`, `film`), its code is loaded once in
+//! a process (`model`), and a session runs the parts that are its share (`parts`): straight from the slot that was received
+//! (`stage`), or that of a source or a sink (`ends`), into the slot that is sent. On a GPU a call only enqueues on the host's
+//! stream.
 
+mod ends;
+mod film;
 mod model;
 mod package;
+mod parts;
 mod stage;
 mod torch;
 
 use std::path::Path;
 
-use pp_kernels::denoise::cpu::{Cpu, CpuSession};
-use pp_kernels::denoise::cuda::{Ptx, PtxSession};
+use pp_kernels::denoise::cpu::Cpu;
+use pp_kernels::denoise::cuda::Ptx;
 use pp_kernels::{
     Chroma, ChunkShape, Collectives, Description, Failure, FrameView, FrameViewMut, Kernels,
     Layout, Payload, PayloadMut, Session, SessionConfig, Space, StageInfo, StageKind,
     VideoPlanParts,
 };
 
+use ends::End;
+use film::{Film, STAGES};
 use stage::Stage;
 
 /// The kernels of this plugin.
@@ -30,25 +36,13 @@ pub enum Aoti {}
 pp_kernels::export_kernels!(Aoti);
 
 /// One stage of one stream.
-pub struct Stream(Work);
-
-enum Work {
-    OnHost(CpuSession),
-    OnDevice(PtxSession<pp_device::Stream>),
-    Package(Box<Stage>),
-}
-
-/// The middle stage, whose package the argument of the same name gives.
-const MIDDLE: &str = "phase_b";
+pub struct Stream(Box<dyn Session>);
 
 impl Kernels for Aoti {
     type Session = Stream;
 
     fn describe() -> Description {
-        let alike = |name, kind| StageInfo {
-            same_bytes: true,
-            ..StageInfo::new(name, kind)
-        };
+        let [encode, phase_b, decode] = STAGES;
         Description {
             name: "aoti".into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -58,13 +52,13 @@ impl Kernels for Aoti {
             context_frames: 0,
             digest: 0x616f_7469_0000_0001,
             stages: vec![
-                alike("encode", StageKind::Source),
+                StageInfo::new(encode, StageKind::Source),
                 StageInfo {
                     in_parts: true,
                     no_memory: true,
-                    ..StageInfo::new(MIDDLE, StageKind::Middle)
+                    ..StageInfo::new(phase_b, StageKind::Middle)
                 },
-                alike("decode", StageKind::Sink),
+                StageInfo::new(decode, StageKind::Sink),
             ],
         }
     }
@@ -74,47 +68,37 @@ impl Kernels for Aoti {
         config: &SessionConfig,
         args: &[(&str, &str)],
     ) -> Result<Stream, Failure> {
-        if let Some((key, _)) = args.iter().find(|(key, _)| *key != MIDDLE) {
+        if let Some((key, _)) = args.iter().find(|(key, _)| !STAGES.contains(key)) {
             return Err(Failure::invalid(format!(
-                "unknown argument {key}: this plugin takes --plugin-arg {MIDDLE}=FILE.pt2"
+                "unknown argument {key}: this plugin takes --plugin-arg STAGE=FILE.pt2, for {}",
+                STAGES.join(", ")
             )));
         }
-        Ok(Stream(match (stage.kind, config.space) {
-            (StageKind::Middle, _) => {
-                let (_, path) = args.first().ok_or_else(|| {
-                    Failure::invalid(format!(
-                        "{MIDDLE} has no package: name one with --plugin-arg {MIDDLE}=FILE.pt2"
-                    ))
-                })?;
-                Work::Package(Box::new(Stage::open(Path::new(path), config)?))
-            }
-            (_, Space::Host) => Work::OnHost(Cpu::create(stage, config, &[])?),
-            (_, Space::Cuda { .. }) => Work::OnDevice(Ptx::create(stage, config, &[])?),
+        let package = args.iter().find(|(key, _)| *key == stage.name);
+        let package = package.map(|(_, path)| Path::new(path));
+        let film = || Film::of(stage.kind, config, args);
+        if stage.kind == StageKind::Middle {
+            let path = package.ok_or_else(|| {
+                Failure::invalid(
+                    "phase_b has no package: name one with --plugin-arg phase_b=FILE.pt2",
+                )
+            })?;
+            return Ok(Stream(Box::new(Stage::open(path, film()?, config)?)));
+        }
+        let built_in: Box<dyn Session> = match config.space {
+            Space::Host => Box::new(Cpu::create(stage, config, &[])?),
+            Space::Cuda { .. } => Box::new(Ptx::create(stage, config, &[])?),
+        };
+        Ok(Stream(match package {
+            None => built_in,
+            Some(path) => Box::new(End::open(path, film()?, config, built_in)?),
         }))
-    }
-}
-
-impl Stream {
-    fn session(&self) -> &dyn Session {
-        match &self.0 {
-            Work::OnHost(session) => session,
-            Work::OnDevice(session) => session,
-            Work::Package(session) => &**session,
-        }
-    }
-
-    fn session_mut(&mut self) -> &mut dyn Session {
-        match &mut self.0 {
-            Work::OnHost(session) => session,
-            Work::OnDevice(session) => session,
-            Work::Package(session) => &mut **session,
-        }
     }
 }
 
 impl Session for Stream {
     fn layout(&self, shape: ChunkShape, lap: u32) -> Result<Layout, Failure> {
-        self.session().layout(shape, lap)
+        self.0.layout(shape, lap)
     }
 
     fn encode(
@@ -123,7 +107,7 @@ impl Session for Stream {
         plan: &VideoPlanParts,
         output: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
-        self.session_mut().encode(frames, plan, output)
+        self.0.encode(frames, plan, output)
     }
 
     fn run(
@@ -134,7 +118,7 @@ impl Session for Stream {
         output: &mut PayloadMut<'_>,
         group: Option<&mut dyn Collectives>,
     ) -> Result<u32, Failure> {
-        self.session_mut().run(plan, lap, input, output, group)
+        self.0.run(plan, lap, input, output, group)
     }
 
     fn decode(
@@ -143,6 +127,6 @@ impl Session for Stream {
         input: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
-        self.session_mut().decode(plan, input, frames)
+        self.0.decode(plan, input, frames)
     }
 }

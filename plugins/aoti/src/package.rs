@@ -121,7 +121,7 @@ pub(crate) fn identity(path: &Path) -> Result<Identity, Failure> {
 fn unreadable(path: &Path, error: &dyn std::fmt::Display) -> Failure {
     let path = path.display();
     Failure::invalid(format!(
-        "{path} cannot be read: {error}; give the path of a package, phase_b=FILE.pt2"
+        "{path} cannot be read: {error}; give the path of a package, STAGE=FILE.pt2"
     ))
 }
 
