@@ -178,7 +178,9 @@ def _check(blocks: list[Any], tensors: dict[str, Any], dynamic: Sequence[str]) -
     devices = {str(tensor.device) for tensor in tensors.values()}
     if len(devices) > 1:
         raise ValueError(f"the example lies on {', '.join(sorted(devices))}: put it on one device")
-    first = next(iter(tensors.values()))
+    name, first = next(iter(tensors.items()))
+    if str(first.dtype) != "torch.bfloat16":
+        raise ValueError(f"the example of {name} is {first.dtype}: frames and latents are bfloat16 between the stages; call .bfloat16()")
     if first.shape[0] < 2 and "frames" in dynamic:
         raise ValueError("give an example of two frames or more: PyTorch takes a size of 1 for a fixed one")
 

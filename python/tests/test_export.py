@@ -283,6 +283,7 @@ def test_export_says_what_it_does_not_take(tmp_path: Path) -> None:
     for wrong, words in (
         (lambda: pp.export(blocks, video.example(), tmp_path / "a.pt2", parts=3), "does not cut 2 blocks"),
         (lambda: pp.export(blocks, video.example(frames=1), tmp_path / "a.pt2"), "two frames or more"),
+        (lambda: pp.export(blocks, {"latents_out": torch.zeros(2, 4)}, tmp_path / "a.pt2"), "latents_out is torch.float32"),
         (lambda: pp.export([blocks[0].train()], video.example(), tmp_path / "a.pt2"), "call .eval"),
         (lambda: pp.Video(8, 8, "411"), "chroma '411'"),
     ):
