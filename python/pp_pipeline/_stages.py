@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -77,6 +77,14 @@ class Out(Views):
         self._said.add(name)
 
 
+def alike(inputs: dict[str, Spec]) -> dict[str, Spec]:
+    """The tensors that a stage makes of tensors like these, if its `outputs` says nothing else: they are alike.
+
+    `outputs` is a static method. One whose parts differ takes where the part stands, too: `outputs(inputs, at)`.
+    """
+    return inputs
+
+
 class Stage:
     """A stage between source and sink. Its `__init__` may take an `At`.
 
@@ -95,13 +103,7 @@ class Stage:
     def finish(self) -> None:
         """Nothing more comes."""
 
-    @staticmethod
-    def outputs(inputs: dict[str, Spec]) -> dict[str, Spec]:
-        """The tensors that the stage makes of tensors like these. By default they are alike.
-
-        A stage whose parts differ takes where the part stands, too: `outputs(inputs, at)`.
-        """
-        return inputs
+    outputs: ClassVar[Callable[..., dict[str, Spec]]] = staticmethod(alike)
 
 
 def outputs_of(stage: Any, at: At) -> Callable[[dict[str, Spec]], dict[str, Spec]]:
