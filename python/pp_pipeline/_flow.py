@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _native
 from ._errors import JobError, of_end
 from ._program import Program
 from ._stages import Chunk, item_of
+
+if TYPE_CHECKING:
+    # A program that uses it imports it: the import takes as long as all others together.
+    import asyncio
 
 # How long a wait lasts before signals are looked at again.
 _LOOK_EVERY = 0.05
@@ -26,6 +29,12 @@ class Summary:
     chunks: int
     restarts: int
     seconds: float
+
+
+async def _in_thread(act: Callable[..., Any], *given: Any) -> None:
+    import asyncio
+
+    await asyncio.to_thread(act, *given)
 
 
 class Run:
@@ -182,12 +191,14 @@ class Stream:
                 yield chunk
             elif self._native.is_over:
                 if not self._native.is_through:
-                    await asyncio.to_thread(self._run.finish)
+                    await _in_thread(self._run.finish)
                 return
             else:
                 await self._again()
 
     def _use_loop(self) -> None:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -260,7 +271,7 @@ class Flow(Stream):
                 for lent in self._lend(chunk):
                     yield lent
             elif self._native.is_over:
-                await asyncio.to_thread(self._run.finish)
+                await _in_thread(self._run.finish)
                 return
             else:
                 await self._again()
@@ -278,7 +289,7 @@ class Flow(Stream):
         return self
 
     async def __aexit__(self, *raised: Any) -> None:
-        await asyncio.to_thread(self.__exit__, *raised)
+        await _in_thread(self.__exit__, *raised)
 
 
 class Streams:
@@ -315,4 +326,4 @@ class Streams:
         return self
 
     async def __aexit__(self, *raised: Any) -> None:
-        await asyncio.to_thread(self.__exit__, *raised)
+        await _in_thread(self.__exit__, *raised)
