@@ -252,6 +252,21 @@ pub trait Source<Tx> {
     fn build(&mut self, place: Place, slot: &mut Tx)
     -> StageResult<Built<Self::Plan, Self::Carry>>;
 
+    /// As [`Source::build`], for the first chunk that is sent after a rank was replaced, where no earlier one is sent again.
+    /// `kept` has the payloads of the chunks before it. Without an implementation it is built like any other: enough where no
+    /// stage needs to know the chunks before, or where the source knows them by itself.
+    ///
+    /// # Errors
+    /// As [`Source::build`].
+    fn build_anew(
+        &mut self,
+        place: Place,
+        _kept: &dyn RetainedPayloads<Tx>,
+        slot: &mut Tx,
+    ) -> StageResult<Built<Self::Plan, Self::Carry>> {
+        self.build(place, slot)
+    }
+
     /// Says whether the device is done that works on a chunk which was built. Asked again and again, for the oldest such chunk
     /// first, and once more before [`Source::accepted`].
     ///

@@ -90,7 +90,9 @@ impl<E: Edges> Context<E> {
 
 /// What there is to compose a chunk from again.
 pub(super) struct Kept<'a, E: Edges, S: Source<E::Tx>> {
-    pub(super) lost: &'a Admitted<E, S>,
+    pub(super) chunk: ChunkIndex,
+    /// What was sent of the chunk itself, if it was.
+    pub(super) lost: Option<&'a Admitted<E, S>>,
     pub(super) context: &'a Context<E>,
 }
 
@@ -99,10 +101,7 @@ impl<E: Edges, S: Source<E::Tx>> Kept<'_, E, S> {
         let payloads = &self.context.payloads;
         let retained = payloads.get(payloads.len().checked_sub(chunks_back)?)?;
         // Each is accepted before the one behind it, so none is missing between them.
-        debug_assert_eq!(
-            retained.chunk.get() + chunks_back as u64,
-            self.lost.place.chunk.get()
-        );
+        debug_assert_eq!(retained.chunk.get() + chunks_back as u64, self.chunk.get());
         Some(retained)
     }
 }
@@ -114,7 +113,7 @@ where
 {
     fn inputs(&self, chunks_back: usize) -> Option<&Manifest> {
         match chunks_back {
-            0 => Some(self.lost.message.tensors()),
+            0 => self.lost.map(|lost| lost.message.tensors()),
             _ => self.retained(chunks_back).map(|retained| &retained.tensors),
         }
     }
@@ -126,7 +125,7 @@ where
         slot: &mut E::Tx,
     ) -> Result<(), TransportError> {
         let sent = match chunks_back {
-            0 => self.lost.sending.as_ref(),
+            0 => self.lost.and_then(|lost| lost.sending.as_ref()),
             _ => self.retained(chunks_back).map(|retained| &retained.sending),
         };
         let sent = sent.ok_or_else(|| TransportError::PayloadMismatch {

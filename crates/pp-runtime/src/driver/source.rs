@@ -6,13 +6,13 @@ use pp_transport::edge::Edges;
 use pp_transport::in_flight::{InFlight, Resend as _};
 
 use super::outbox::Left;
-use super::retained::{Admitted, Kept};
+use super::retained::{Admitted, Context, Kept};
 use super::session::{SOURCE, Session};
 use crate::clock::now_ns;
 use crate::core::{Cut, EndEvent, ONWARD};
 use crate::progress::Doing;
 use crate::report::ChunkRecord;
-use crate::stage::{Offer, Place, Source, StageError, send_as_it_was};
+use crate::stage::{Built, Offer, Place, Source, StageError, StageResult, send_as_it_was};
 
 impl<E, S> Session<'_, '_, E, S>
 where
@@ -78,7 +78,7 @@ where
             .source
             .as_mut()
             .expect("rank 0 has the source");
-        let built = source.build(place, &mut slot);
+        let built = built_by(source, place, &self.run.context, &mut slot);
         let source_queue = source.queued();
         let built = self.of_stage((SOURCE, Some(place.chunk)), built)?;
         let spec = &self.run.options.pipeline.stages()[0];
@@ -160,7 +160,8 @@ where
         let call_id = lost.call_id;
         let is_stale = place.epoch < oldest;
         let kept = Kept {
-            lost,
+            chunk: place.chunk,
+            lost: Some(lost),
             context: &run.context,
         };
         let source = run.stages.source.as_mut().expect("rank 0 has the source");
@@ -210,4 +211,22 @@ where
             ..stamp
         }
     }
+}
+
+/// Lets the source build a chunk.
+fn built_by<E: Edges, S: Source<E::Tx>>(
+    source: &mut S,
+    place: Place,
+    context: &Context<E>,
+    slot: &mut E::Tx,
+) -> StageResult<Built<S::Plan, S::Carry>> {
+    if !place.rebuilds {
+        return source.build(place, slot);
+    }
+    let kept: Kept<'_, E, S> = Kept {
+        chunk: place.chunk,
+        lost: None,
+        context,
+    };
+    source.build_anew(place, &kept, slot)
 }

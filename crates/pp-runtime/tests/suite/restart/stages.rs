@@ -150,6 +150,25 @@ impl<'a> Frames<'a> {
     }
 }
 
+/// Fills the context of a payload with the frames before it that are kept.
+fn bring(
+    tensors: &Manifest,
+    kept: &dyn RetainedPayloads<TxLease>,
+    slot: &mut TxLease,
+) -> StageResult<()> {
+    let range = tensors.range("context").expect("it has context");
+    let context = range.len() / WIDE;
+    for age in 0..context {
+        let part = Part {
+            from: ((FRAMES - 1 - age % FRAMES) * WIDE) as u64,
+            to: (range.start + (context - 1 - age) * WIDE) as u64,
+            bytes: WIDE as u64,
+        };
+        kept.copy(1 + age / FRAMES, &[part], slot)?;
+    }
+    Ok(())
+}
+
 impl Source<TxLease> for Frames<'_> {
     type Plan = Remember;
     type Carry = ();
@@ -186,6 +205,22 @@ impl Source<TxLease> for Frames<'_> {
         })
     }
 
+    fn build_anew(
+        &mut self,
+        place: Place,
+        kept: &dyn RetainedPayloads<TxLease>,
+        slot: &mut TxLease,
+    ) -> StageResult<Built<Remember, ()>> {
+        let built = self.build(place, slot)?;
+        assert_eq!(kept.inputs(0), None, "nothing was sent of it");
+        if let Some(range) = built.tensors.range("context") {
+            // What is kept takes the place of what it remembers.
+            slot.bytes_mut()[range].fill(0xEE);
+            bring(&built.tensors, kept, slot)?;
+        }
+        Ok(built)
+    }
+
     fn rebuild(
         &mut self,
         place: Place,
@@ -213,15 +248,7 @@ impl Source<TxLease> for Frames<'_> {
             bytes,
         };
         kept.copy(0, &[whole], slot)?;
-        let to = tensors.range("context").unwrap().start;
-        for age in 0..context {
-            let part = Part {
-                from: ((FRAMES - 1 - age % FRAMES) * WIDE) as u64,
-                to: (to + (context - 1 - age) * WIDE) as u64,
-                bytes: WIDE as u64,
-            };
-            kept.copy(1 + age / FRAMES, &[part], slot)?;
-        }
+        bring(&tensors, kept, slot)?;
         Ok((session(true, context), tensors))
     }
 
