@@ -97,6 +97,8 @@ pub(crate) enum Awaited {
     Device,
     /// Work that a stage of a group gave to this rank's device: the devices of the members wait for each other.
     Devices,
+    /// The sink alone: its device, or whoever keeps its chunks.
+    Sink,
     /// This rank alone: a chunk is in flight or offered, and no stage works.
     Own,
     /// A payload, a report or an acceptance of this rank.
@@ -112,8 +114,9 @@ impl Awaited {
             Self::Nothing => 0,
             Self::Device => 1,
             Self::Devices => 2,
-            Self::Own => 3,
-            Self::Peer(rank) => 4 + u64::from(rank.get()),
+            Self::Sink => 3,
+            Self::Own => 4,
+            Self::Peer(rank) => 5 + u64::from(rank.get()),
         }
     }
 
@@ -122,8 +125,9 @@ impl Awaited {
             0 => Self::Nothing,
             1 => Self::Device,
             2 => Self::Devices,
-            3 => Self::Own,
-            rank => Self::Peer(Rank::new((rank - 4) as u32)),
+            3 => Self::Sink,
+            4 => Self::Own,
+            rank => Self::Peer(Rank::new((rank - 5) as u32)),
         }
     }
 }
@@ -347,6 +351,11 @@ impl Stall {
                     Some(("wait for the group's devices", limits.of_member(), remedy)),
                 )
             }
+            Awaited::Sink => {
+                let remedy = "look at its device, or for a chunk that is kept and not released, or raise PP_STUCK_MS if the sink \
+                              needs longer";
+                (None, Some(("wait for the sink", limits.stage, remedy)))
+            }
             Awaited::Own => {
                 let remedy = "no stage works, and no other rank can go on: see whether a stage keeps a slot, and whether \
                               the depth and the slots allow the order of the work";
@@ -437,6 +446,7 @@ mod tests {
             (Awaited::Peer(peer), 200, Some(peer)),
             (Awaited::Device, 100, None),
             (Awaited::Devices, 150, None),
+            (Awaited::Sink, 100, None),
             (Awaited::Own, 100, None),
         ] {
             let mut stall = Stall::new(start);

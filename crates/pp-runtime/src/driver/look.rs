@@ -80,14 +80,20 @@ where
         let peer = self.run.inbox.inputs().first().map(|input| input.peer);
         let peer = peer.map_or(Awaited::Own, Awaited::Peer);
         if is_working {
-            let mut stages = 0..self.run.places.len();
-            let of_group = |stage: usize| {
-                let mut working = self.run.core.working(stage);
-                self.run.groups[stage].is_some() && working.any(|work| work.done.is_none())
+            let stages = 0..self.run.places.len();
+            let works = |stage: &usize| {
+                let mut working = self.run.core.working(*stage);
+                working.any(|work| work.done.is_none())
             };
-            return match stages.any(of_group) {
-                true => Awaited::Devices,
-                false => Awaited::Device,
+            let (mut is_of_group, mut is_of_sink) = (false, true);
+            for stage in stages.filter(works) {
+                is_of_group |= self.run.groups[stage].is_some();
+                is_of_sink &= self.run.places[stage].is_sink;
+            }
+            return match (is_of_group, is_of_sink) {
+                (true, _) => Awaited::Devices,
+                (false, true) => Awaited::Sink,
+                (false, false) => Awaited::Device,
             };
         }
         if self.run.waits_for_sink {
