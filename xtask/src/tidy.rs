@@ -32,6 +32,8 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "crates/pp-cli/src/limits.rs",
     // A function for `atexit`.
     "crates/pp-cli/src/exit.rs",
+    // The program's handlers of signals, read and set.
+    "crates/pp-job/src/handlers.rs",
     // An output video in memory, which several threads fill.
     "crates/pp-video/src/sink.rs",
     // Kernels that issue to a stream.

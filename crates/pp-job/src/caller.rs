@@ -14,6 +14,7 @@ use signal_hook::consts::SIGINT;
 
 use crate::config::Config;
 use crate::error::{Error, caught};
+use crate::hearing::Hearing;
 use crate::threads::spawn;
 
 /// Takes the end of a rank.
@@ -40,6 +41,8 @@ struct Seat {
     rank: Option<Arc<dyn Hears>>,
     /// Signals that came before it took any.
     early: Vec<i32>,
+    /// It takes the signals of the process, if nobody else tells it of them.
+    hearing: Option<Hearing>,
     /// The program asks for the end, and no user is told what happens now.
     is_quiet: bool,
 }
@@ -51,6 +54,7 @@ impl Caller {
             ended: Some(Box::new(ended)),
             rank: None,
             early: Vec::new(),
+            hearing: None,
             is_quiet: false,
         })))
     }
@@ -68,6 +72,14 @@ impl Caller {
         drop(state);
         for signal in early {
             self.signal(signal);
+        }
+    }
+
+    /// The rank takes the signals of the process until it has ended.
+    pub(crate) fn listens(&self, hearing: Hearing) {
+        let mut state = self.state();
+        if state.ended.is_some() {
+            state.hearing = Some(hearing);
         }
     }
 
@@ -105,7 +117,9 @@ impl Caller {
         let ended = state.ended.take();
         // Its threads and descriptors end with the last of its users.
         state.rank = None;
+        let hearing = state.hearing.take();
         drop(state);
+        drop(hearing);
         if let Some(ended) = ended {
             ended(result);
         }
@@ -119,7 +133,9 @@ impl Caller {
     pub(crate) fn leave_behind(&self) -> bool {
         let mut state = self.state();
         let (ended, rank) = (state.ended.take(), state.rank.take());
+        let hearing = state.hearing.take();
         drop(state);
+        drop(hearing);
         if let Some(rank) = rank {
             // It may come to its end by itself.
             rank.abort();

@@ -1,106 +1,30 @@
 //! What a rank does at a signal: the first drains, the second aborts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use pp_contract::{Fault, FaultKind};
 use pp_transport::control::Message;
 use signal_hook::consts::{SIGTERM, SIGUSR1};
-use signal_hook::iterator::Signals;
-use signal_hook::low_level::emulate_default_handler;
 
 use crate::caller::Hears;
 use crate::context::Context;
-use crate::signal_names::{handled_or_ignored, heard};
+use crate::hearing::{Afterwards, Hearing, on_signals};
 use crate::signals::{SignalTarget, is_echo_of, say_that_it_drains};
-use crate::threads::start_thread;
 use crate::{RANK_0, times};
-
-/// What a job of this process does at a signal.
-type Handler = Arc<dyn Fn(i32) + Send + Sync>;
-
-/// The jobs of this process that take signals.
-struct Jobs {
-    /// With a number for each.
-    running: Vec<(u64, Handler)>,
-    /// When the last one ended.
-    ended: Option<Instant>,
-}
-
-static JOBS: Mutex<Jobs> = Mutex::new(Jobs {
-    running: Vec::new(),
-    ended: None,
-});
-/// Whether the thread that calls them runs.
-static IS_HEARING: Mutex<bool> = Mutex::new(false);
-
-/// A job takes signals.
-///
-/// # If dropped
-/// It takes none. Where no job takes any, a signal does what it did before the first job of the program: what it does by
-/// default, nothing, or what a handler of the program does. Right after the end of a job it was meant for the job, and
-/// does nothing by itself.
-#[derive(Debug)]
-pub(crate) struct Hearing(u64);
-
-/// Calls `handler` at each signal, on a thread that all jobs of this process share. The process of a rank that a
-/// supervisor started leaves signals to the supervisor where no job takes them.
-pub(crate) fn on_signals(
-    is_supervised: bool,
-    handler: impl Fn(i32) + Send + Sync + 'static,
-) -> std::io::Result<Hearing> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    jobs().running.push((number, Arc::new(handler)));
-    let hearing = Hearing(number);
-    let mut is_hearing = IS_HEARING.lock().unwrap_or_else(PoisonError::into_inner);
-    if !*is_hearing {
-        let is_the_programs = handled_or_ignored();
-        let mut arriving = Signals::new(heard())?;
-        start_thread("pp-signals", move || {
-            for signal in &mut arriving {
-                let jobs = jobs();
-                let running = jobs.running.iter().map(|(_, job)| Arc::clone(job));
-                let running: Vec<Handler> = running.collect();
-                let since = jobs.ended.map(|ended| ended.elapsed());
-                drop(jobs);
-                for job in &running {
-                    job(signal);
-                }
-                let was_meant = since.is_some_and(|since| since < times::MEANT_FOR_JOB_WITHIN);
-                let is_ours = !was_meant && !is_supervised && !is_the_programs(signal);
-                if running.is_empty() && is_ours {
-                    let _ = emulate_default_handler(signal);
-                }
-            }
-        })?;
-        *is_hearing = true;
-    }
-    Ok(hearing)
-}
-
-fn jobs() -> MutexGuard<'static, Jobs> {
-    JOBS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Drop for Hearing {
-    fn drop(&mut self) {
-        let mut jobs = jobs();
-        jobs.running.retain(|(number, _)| *number != self.0);
-        jobs.ended = Some(Instant::now());
-    }
-}
 
 /// Turns signals into drains and aborts. Until [`Context::attach`] names a switch, a signal ends the process: nothing
 /// has been admitted that could be drained.
 pub(crate) fn take_signals(context: &Arc<Context>) -> std::io::Result<Hearing> {
     let taking = Arc::clone(context);
-    on_signals(context.is_supervised(), move |signal| {
-        match &taking.caller {
-            Some(caller) => caller.signal(signal),
-            None => Arc::clone(&taking).take_signal(signal),
-        }
+    let afterwards = match &context.caller {
+        Some(_) => Afterwards::Program,
+        None if context.is_supervised() => Afterwards::Supervisor,
+        None => Afterwards::Job,
+    };
+    on_signals(afterwards, move |signal| match &taking.caller {
+        Some(caller) => caller.signal(signal),
+        None => Arc::clone(&taking).take_signal(signal),
     })
 }
 

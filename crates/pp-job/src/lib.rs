@@ -41,6 +41,8 @@ mod end;
 mod error;
 mod flight;
 pub mod flow;
+mod handlers;
+mod hearing;
 mod interrupt;
 mod job;
 mod life;

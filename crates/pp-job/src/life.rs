@@ -15,7 +15,8 @@ use crate::decline::join_to_abort;
 use crate::end::{leave, log_aside};
 use crate::error::{Error, caught};
 use crate::flight::Flight;
-use crate::interrupt::{Hearing, take_signals};
+use crate::hearing::Hearing;
+use crate::interrupt::take_signals;
 use crate::job::{Job, ThisRank, check_world};
 use crate::reports::{Report, Reporter};
 use crate::signals::Signals;
@@ -135,7 +136,15 @@ impl Job<'_> {
         }
         let is_told = caller.is_some() && context.is_supervised();
         let hearing = (!is_told).then(|| take_signals(&context)).transpose();
-        Ok((context, hearing.context("cannot handle signals")?))
+        let hearing = hearing.context("cannot handle signals")?;
+        match (caller, hearing) {
+            // A driver that is left behind takes none.
+            (Some(caller), Some(hearing)) => {
+                caller.listens(hearing);
+                Ok((context, None))
+            }
+            (_, hearing) => Ok((context, hearing)),
+        }
     }
 }
 

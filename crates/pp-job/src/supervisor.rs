@@ -24,8 +24,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -36,8 +36,7 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, set_parent_process_death_signal, waitid,
 };
-use signal_hook::SigId;
-use signal_hook::consts::{SIGCHLD, SIGINT, SIGUSR1};
+use signal_hook::consts::{SIGINT, SIGUSR1};
 
 use self::core::Core;
 use self::events::{Action, Event, Terms};
@@ -47,7 +46,7 @@ use crate::config::{Config, DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR, Supe
 use crate::end::{log_aside, say_aside};
 use crate::error::Error;
 use crate::flight::Recordings;
-use crate::interrupt::on_signals;
+use crate::hearing::{Afterwards, on_signals};
 use crate::job::Job;
 use crate::output::stdout;
 use crate::signals::say_that_it_drains;
@@ -114,12 +113,6 @@ pub(crate) fn supervise(
     // The ranks inherit the write end under its number, and that end alone.
     rustix::io::fcntl_setfd(&write_end, rustix::io::FdFlags::empty())
         .context("cannot make the pipe for the reports of the ranks")?;
-    // A program that ignores SIGCHLD passes that on, and the kernel then keeps no exit status. A handler ends it.
-    static HANDLED: OnceLock<SigId> = OnceLock::new();
-    if HANDLED.get().is_none() {
-        let handled = signal_hook::flag::register(SIGCHLD, Arc::default());
-        let _ = HANDLED.set(handled.context("cannot handle signals")?);
-    }
     let (losses, to_rank_0) =
         rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::DIRECT | PipeFlags::NONBLOCK)
             .context("cannot make the pipe for what rank 0 is told")?;
@@ -159,7 +152,11 @@ pub(crate) fn supervise(
     };
     // Before there is a rank that would live on without us.
     let to_core = notices.clone();
-    let hearing = on_signals(false, move |signal| {
+    let afterwards = match here {
+        Some(_) => Afterwards::Program,
+        None => Afterwards::Job,
+    };
+    let hearing = on_signals(afterwards, move |signal| {
         let _ = to_core.send(Notice::Event(Event::of_signal(signal)));
     });
     let _hearing = hearing.context("cannot handle signals")?;

@@ -227,13 +227,41 @@ fn ctrl_c_drains_and_is_the_programs_again() {
     let note = move || _ = noted.fetch_add(1, Ordering::SeqCst);
     // SAFETY: the handler adds to an atomic number, which a signal handler may do.
     unsafe { signal_hook::low_level::register(signal_hook::consts::SIGTERM, note) }.unwrap();
-    let (_folder, running, taken) = begin(Some(At2::Wait), false);
-    let running = running.unwrap();
-    assert_eq!(taken.recv(), Ok(0));
-    kill_process(getpid(), Signal::TERM).unwrap();
-    let ended = running.wait().unwrap_err();
-    assert!(matches!(ended, Error::Interrupted(15)), "{ended:?}");
-    std::thread::sleep(Duration::from_millis(1300));
-    kill_process(getpid(), Signal::TERM).unwrap();
-    until(|| seen.load(Ordering::SeqCst) == 2);
+    let before = handled();
+    for round in 1..3 {
+        let (_folder, running, taken) = begin(Some(At2::Wait), false);
+        let running = running.unwrap();
+        assert_eq!(taken.recv(), Ok(0));
+        assert_ne!(handled(), before);
+        kill_process(getpid(), Signal::TERM).unwrap();
+        let ended = running.wait().unwrap_err();
+        assert!(matches!(ended, Error::Interrupted(15)), "{ended:?}");
+        assert_eq!(handled(), before);
+        until(|| seen.load(Ordering::SeqCst) == 2 * round - 1);
+        kill_process(getpid(), Signal::TERM).unwrap();
+        until(|| seen.load(Ordering::SeqCst) == 2 * round);
+    }
+}
+
+/// The signals that this process handles, as the kernel says it.
+fn handled() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find(|line| line.starts_with("SigCgt"));
+    mask.unwrap().to_owned()
+}
+
+#[test]
+fn a_driver_that_is_left_behind_takes_no_signals() {
+    if !pp_testing::alone!() {
+        return;
+    }
+    let folder = Folder::scratch();
+    folder.write(&(At2::StickHere as u8).to_string(), b"");
+    let path = folder.path().to_owned();
+    let pipeline = "a@0 -> b@0 -> c@0".parse().unwrap();
+    let (config, before) = (config(), handled());
+    let job = Job::new(&config, &pipeline);
+    let running = job.open(move |this| rank(this, &path, None)).unwrap();
+    running.wait().unwrap_err();
+    assert_eq!(handled(), before);
 }
