@@ -298,3 +298,60 @@ def test_a_program_without_a_file_is_refused_and_one_rank_is_not(film: Film) -> 
     assert "put the job into a file" in run.stderr
     run = subprocess.run([sys.executable, "-c", text], text=True, capture_output=True, timeout=60)
     assert "10.0]" in run.stdout, run.stderr
+
+
+def test_signal_handlers_are_the_programs_during_and_after_a_job(film: Film) -> None:
+    running = film.start(
+        """
+        def handled():
+            return [line for line in open("/proc/self/status") if line.startswith(("SigCgt", "SigIgn"))]
+
+        def note(signum, frame):
+            print("noted", flush=True)
+
+        def wait(chunk):
+            print("went", flush=True)
+            time.sleep(0.01)
+
+        def endless():
+            while True:
+                yield np.zeros(4)
+
+        if __name__ == "__main__":
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            before = handled()
+            for pipeline in ("read@0 -> double@1 -> write@0", "read@0 -> double@0 -> write@0"):
+                pp.Job(pipeline, read=chunks, double=double, write=lambda chunk: None).run()
+                print(handled() == before, flush=True)
+            # A handler that the program sets between two jobs is there again after the second.
+            signal.signal(signal.SIGHUP, note)
+            try:
+                pp.Job("read@0 -> double@1 -> write@0", read=endless, double=double, write=wait).run()
+            except pp.JobError as error:
+                print(error.code, flush=True)
+            # A process that is forked ends by SIGTERM.
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.kill(child, signal.SIGTERM)
+            print(os.waitpid(child, 0)[1], flush=True)
+            os.kill(os.getpid(), signal.SIGHUP)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(60)
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        """
+    )
+    assert running.stdout is not None
+    lines = [running.stdout.readline() for _ in range(3)]
+    assert lines == ["True\n", "True\n", "went\n"], lines
+    running.send_signal(signal.SIGHUP)
+    out, error = running.communicate(timeout=60)
+    said = [line for line in out.splitlines() if line != "went"]
+    assert said == ["129", "15", "noted", "interrupted"], (out, error)
+    assert running.returncode == -signal.SIGTERM, error
