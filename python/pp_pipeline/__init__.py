@@ -24,7 +24,9 @@ if not _sys.platform.startswith("linux"):
 
 from ._errors import JobError, StageError
 from ._flow import Flow, Stream, Streams, Summary
+from ._group import Group
 from ._job import Job
+from ._native import Hold
 from ._stages import At, Chunk, Item, Out, Spec, Stage
 
 if _TYPE_CHECKING:
@@ -32,8 +34,8 @@ if _TYPE_CHECKING:
     from ._export import Video, export
 
 __all__ = [
-    "At", "Chunk", "Flow", "Item", "Job", "JobError", "Out", "Spec", "Stage", "StageError", "Stream", "Streams", "Summary", "Video",
-    "export", "video",
+    "At", "Chunk", "Flow", "Group", "Hold", "Item", "Job", "JobError", "Out", "Spec", "Stage", "StageError", "Stream", "Streams",
+    "Summary", "Video", "export", "video",
 ]
 
 

@@ -145,14 +145,29 @@ class _Cuda(_Torch):
 _KINDS: dict[str, type[_NumPy] | type[_Torch]] = {"numpy": _NumPy, "torch": _Torch, "cuda": _Cuda}
 
 
+# A tensor of a payload: its name, its type, its shape, its place and its bytes.
+Row = tuple[str, str, tuple[int, ...], int, int]
+# In front of the names of the tensors of a chunk that goes along as context, with how many chunks before, and a dot.
+PAST = "past."
+
+
+def rows_of(layout: Layout, back: int = 0) -> list[Row]:
+    """The tensors of the chunk itself, or of the one so many chunks before it."""
+    if back == 0:
+        return [row for row in layout.tensors if not row[0].startswith(PAST)]
+    head = f"{PAST}{back}."
+    return [(row[0].removeprefix(head), *row[1:]) for row in layout.tensors if row[0].startswith(head)]
+
+
 class Views(Mapping[str, Any]):
     """The tensors of one slot by name. A stage sees it as a chunk or as what it writes."""
 
-    def __init__(self, memory: Memory | None, layout: Layout, arrays: str, writes: bool) -> None:
+    def __init__(self, memory: Memory | None, rows: list[Row], arrays: str, writes: bool) -> None:
         view = _KINDS[arrays]
+        self._rows = rows
         self._views: dict[str, _NumPy | _Torch] = {}
         self._tensors: dict[str, Any] = {}
-        for name, dtype, shape, offset, size in layout.tensors:
+        for name, dtype, shape, offset, size in rows if memory is not None else []:
             assert memory is not None
             self._views[name] = made = view(memory, dtype, shape, offset, size, writes)
             self._tensors[name] = made.tensor
@@ -167,6 +182,10 @@ class Views(Mapping[str, Any]):
         try:
             return self._tensors[name]
         except KeyError:
+            if any(row[0] == name for row in self._rows):
+                raise KeyError(
+                    f"tensor {name!r} is at the member that leads the group (at.group.leads): the others get it by at.group"
+                ) from None
             has = ", ".join(self._tensors) or "none"
             raise KeyError(f"there is no tensor {name!r} here; there are {has}") from None
 

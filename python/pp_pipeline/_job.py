@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 from . import _native
 from ._errors import of_end
 from ._flow import Flow, Run, Streams, Summary
-from ._program import Place, Program
+from ._program import Place, Program, context_of
 from ._stages import Chunk, Spec
 
 # Jobs that this program has begun by the command line of its process.
@@ -47,7 +48,8 @@ class Job:
     `devices` names the device of each rank. `depth` is the most chunks in flight. `restarts` is how often lost ranks may be
     started again. `most` has the largest tensors of a chunk where the first chunk is not the largest. `stuck_after` is how long a
     stage may take, in seconds, and `first_after` is the same until a chunk has gone through the whole pipeline, since the first
-    calls may compile. `report` is a file for the report. `command` starts another rank; without it the command line
+    calls may compile. `steps` is how often a chunk goes through a ring `(...)*steps`. `report` is a file for the report, and
+    `profile` a folder for a trace of PyTorch's profiler of each rank. `command` starts another rank; without it the command line
     of this process does.
     """
 
@@ -58,11 +60,13 @@ class Job:
         devices: list[str] | None = None,
         depth: int | None = None,
         restarts: int = 0,
+        steps: int | None = None,
         most: Mapping[str, Spec] | None = None,
         arrays: str | None = None,
         stuck_after: float | None = None,
         first_after: float = 600.0,
         report: str | os.PathLike[str] | None = None,
+        profile: str | os.PathLike[str] | None = None,
         command: list[str] | None = None,
         **stages: Any,
     ) -> None:
@@ -74,6 +78,10 @@ class Job:
         self._given = stages
         self._command = command
         self._terms = (depth, restarts, stuck_after, first_after, os.fspath(report) if report is not None else None)
+        self._profile = os.fspath(profile) if profile is not None else None
+        self._steps = self._checked_steps(steps)
+        if profile is not None and importlib.util.find_spec("torch") is None:
+            raise ImportError("profile= takes PyTorch, and it is not installed: pip install torch, or leave profile= out")
         names = [place.name for place in self._places]
         for name in stages:
             if name not in names:
@@ -81,6 +89,16 @@ class Job:
         for name in names[1:-1]:
             if name not in stages:
                 raise TypeError(f"stage {name!r} of {pipeline!r} is not given: Job(..., {name}=...)")
+
+    def _checked_steps(self, steps: int | None) -> int:
+        has_ring = any(place.ring is not None and place.ring[2] is None for place in self._places)
+        if has_ring and steps is None:
+            raise TypeError(f"{self._pipeline!r} has a ring of steps: Job(..., steps=N)")
+        if not has_ring and steps is not None:
+            raise TypeError(f"steps={steps}, and {self._pipeline!r} has no ring (...)*steps: leave steps= out, or add one")
+        if steps is not None and not 1 <= steps <= 65535:
+            raise ValueError(f"steps={steps}: a ring is walked 1 to 65535 times")
+        return steps or 1
 
     def run(self) -> Summary | None:
         """Runs the job to its end. Gives its summary on rank 0, and None on other ranks.
@@ -120,7 +138,13 @@ class Job:
         Of each stream at most `queue` chunks wait to be taken into the job, and at most `room` are in the job or wait to be pulled: as
         many as the depth of the job, unless it is given. On other ranks this works until the job ends, and then raises `SystemExit`.
         """
-        depth = self._terms[0] or _native.default_depth(self._pipeline)
+        depth, restarts = self._terms[0] or _native.default_depth(self._pipeline), self._terms[1]
+        for place in self._places[1:-1]:
+            if restarts and context_of(self._given[place.name], place):
+                raise ValueError(
+                    f"stage {place.name!r} has context=, which would be of all streams together after a restart: leave restarts= out, or "
+                    "give each stream a job"
+                )
         flow = _native.Flow(queue, depth if room is None else room, False)
         return Streams(flow, self._open(flow))
 
@@ -167,7 +191,9 @@ class Job:
             self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report
         )
         is_rank_0 = placed is None or placed[0] == 0
-        program = Program(self._places, self._given, self._most, self._arrays, self._devices, flow.lends, read)
+        program = Program(
+            self._places, self._given, self._most, self._arrays, self._devices, flow.lends, read, self._steps, restarts, self._profile
+        )
         try:
             running = _native.begin(terms, program, flow)
         except _native.EndError as end:

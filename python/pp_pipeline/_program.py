@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _native
+from ._arrays import rows_of
+from ._group import Group
+from ._native import Member
 from ._stages import (
     At,
     SinkCall,
@@ -25,6 +29,8 @@ from ._stages import (
     specs_of_item,
 )
 
+# As many tensors as a payload has.
+_MOST_TENSORS = 16
 # CPython's own, 5 ms, would let each stage wait so long for another busy thread of its process, and each operation of PyTorch in
 # it. Linux adds 50 µs to such a wait.
 _SWITCH_INTERVAL = 5e-5
@@ -39,6 +45,12 @@ class Place:
     part: int
     parts: int
     ranks: list[int]
+    # Its ring: the first stage, the last one, and the laps, None for one lap a step.
+    ring: tuple[int, int, int | None] | None
+
+    def laps(self, steps: int) -> int:
+        """How often a chunk goes through it."""
+        return 1 if self.ring is None else self.ring[2] or steps
 
 
 class Program:
@@ -53,18 +65,38 @@ class Program:
         devices: list[str],
         lends: bool,
         read: _native.Stream | None,
+        steps: int,
+        restarts: int,
+        profile: str | None,
     ) -> None:
+        self._steps, self._profile = steps, profile
+        self._profiler: Any = None
+        # A stage that stands in a ring has a memory for each lap.
+        contexts = [context_of(given[place.name], place) * place.laps(steps) for place in places[1:-1]]
+        self._context = sum(contexts) if restarts else 0
         self._places, self._given, self._most, self._arrays = places, given, most, arrays
         self._devices, self._lends, self._read = devices, lends, read
         self._enters = _caller_state()
         # The stream of this rank, as PyTorch's, where it has a GPU.
         self.gpu: Any = None
 
-    def enter(self) -> None:
-        """Takes over what the caller has set for its thread."""
+    def enter(self, rank: int) -> None:
+        """Takes over what the caller has set for its thread, and profiles it if that was asked for."""
         if sys.getswitchinterval() > _SWITCH_INTERVAL:
             sys.setswitchinterval(_SWITCH_INTERVAL)
         self._enters()
+        if self._profile is not None:
+            import torch.profiler
+
+            self._profiler = torch.profiler.profile()
+            self._profiler.start()
+
+    def leave(self, rank: int) -> None:
+        """The rank has ended, well or not."""
+        if self._profile is not None:
+            self._profiler.stop()
+            os.makedirs(self._profile, exist_ok=True)
+            self._profiler.export_chrome_trace(os.path.join(self._profile, f"rank{rank}.json"))
 
     def enter_gpu(self, number: int, stream: int) -> None:
         """Makes the stream of this rank the current one: PyTorch issues all work to it, and waits for nothing."""
@@ -74,14 +106,20 @@ class Program:
         self.gpu = torch.cuda.ExternalStream(stream, device=number)
         torch.cuda.set_stream(self.gpu)
 
-    def _at(self, rank: int, place: Place) -> At:
+    def _at(self, rank: int, place: Place, member: Member | None = None) -> At:
         device = self._devices[rank] if self._devices else "cpu"
         if self.gpu is not None:
             device = f"cuda:{self.gpu.device_index}"
-        return At(rank, device, place.part, place.parts)
+        group = Group()
+        if len(place.ranks) > 1:
+            group = Group(place.ranks.index(rank), len(place.ranks), member, self.gpu)
+        return At(rank, device, place.part, place.parts, group)
 
-    def open_source(self) -> tuple[SourceCall, list[int]]:
-        """The source, and the bytes of the largest payload behind each stage. Waits for the first chunk unless `most` says it."""
+    def open_source(self) -> tuple[SourceCall, list[int], int, int]:
+        """The source, the bytes of the largest payload behind each stage, the steps, and how many chunks before it a chunk needs.
+
+        Waits for the first chunk unless `most` says it.
+        """
         name = self._places[0].name
         first: dict[str, Spec] | None = self._most
         if self._read is not None:
@@ -92,25 +130,49 @@ class Program:
                 chunks = itertools.chain([item] if item is not None else [], chunks)
             threading.Thread(target=_read, args=(chunks, self._read), name="pp-read", daemon=True).start()
         assert first is not None
-        return SourceCall(name, self.gpu), self._slot_bytes(first)
+        call = SourceCall(name, self.gpu, self._steps, self._context)
+        return call, self._slot_bytes(first), self._steps, self._context
 
     def _slot_bytes(self, specs: dict[str, Spec]) -> list[int]:
-        layout = layout_of(specs)
-        sizes = [layout.payload_bytes]
-        for place in self._places[1:-1]:
-            outputs = outputs_of(self._given[place.name], self._at(place.ranks[0], place))
-            layout = layout_of(outputs(specs_of(layout)))
-            sizes.append(layout.payload_bytes)
-        # A stage may receive chunks of no bytes; the memory of a slot has some.
-        return [max(size, 1) for size in sizes]
+        def slot(at: int, specs: dict[str, Spec]) -> None:
+            count = len(specs) * (self._context + 1)
+            if self._context and count > _MOST_TENSORS:
+                raise ValueError(
+                    f"after a restart {self._places[at].label} sends a chunk with the {self._context} before it, which are {count} "
+                    f"tensors, and at most {_MOST_TENSORS} travel: join tensors, let stages have less context=, or leave restarts= out"
+                )
+            # A stage may receive chunks of no bytes; the memory of a slot has some.
+            sizes[at] = max(sizes[at], layout_of(specs, [specs] * self._context).payload_bytes)
 
-    def open_stage(self, at: int, rank: int) -> StageCall:
-        """A stage that stands on this rank."""
+        sizes = [1] * (len(self._places) - 1)
+        slot(0, specs)
+        at, lap, seen = 1, 0, [specs]
+        while at < len(sizes):
+            place = self._places[at]
+            outputs = outputs_of(self._given[place.name], self._at(place.ranks[0], place))
+            specs = specs_of(rows_of(layout_of(outputs(specs))))
+            slot(at, specs)
+            if place.ring is not None and at == place.ring[1]:
+                lap += 1
+                # What comes in as in a lap before goes out as there.
+                if lap < place.laps(self._steps) and specs not in seen:
+                    seen.append(specs)
+                    at = place.ring[0]
+                    continue
+            at += 1
+            if place.ring is None or at > place.ring[1]:
+                lap, seen = 0, [specs]
+        return sizes
+
+    def open_stage(self, at: int, rank: int) -> tuple[StageCall, Member]:
+        """A stage that stands on this rank, and this rank as a member of its group."""
         place = self._places[at]
         given = self._given[place.name]
-        here = self._at(rank, place)
+        member = Member()
+        here = self._at(rank, place, member)
         made = _made(given, here)
-        return StageCall(place.label, made, outputs_of(given, here), chosen_arrays(made, self._arrays, self.gpu))
+        call = StageCall(place.label, made, outputs_of(given, here), chosen_arrays(made, self._arrays, self.gpu))
+        return call, member
 
     def open_sink(self, rank: int) -> tuple[SinkCall, bool]:
         """The sink, and whether the caller pulls in its place."""
@@ -120,6 +182,14 @@ class Program:
             sink = _made(sink, self._at(rank, place))
         call = SinkCall(place.name, sink, chosen_arrays(sink, self._arrays, self.gpu), self._lends)
         return call, sink is None
+
+
+def context_of(given: Any, place: Place) -> int:
+    """How many chunks before a chunk a stage must know."""
+    context = getattr(given, "context", 0)
+    if not isinstance(context, int) or context < 0:
+        raise ValueError(f"context = {context!r} of stage {place.name!r}: it is a number of chunks, from 0")
+    return context
 
 
 def _made(given: Any, at: At) -> Any:

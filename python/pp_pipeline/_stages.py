@@ -6,15 +6,16 @@ import copy
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from . import _arrays
-from ._arrays import Views
-from ._native import Layout, Memory
+from ._arrays import PAST, Row, Views, rows_of
+from ._group import Group
+from ._native import Hold, Layout, Memory
 
 
 @dataclass(frozen=True)
@@ -27,34 +28,63 @@ class Spec:
 
 @dataclass(frozen=True)
 class At:
-    """Where a stage stands: its rank and device, and which of its parts it is, from 0."""
+    """Where a stage stands: its rank and device, which of its parts it is, from 0, and the ranks that run it together."""
 
     rank: int
     device: str
     part: int
     parts: int
+    group: Group = field(default_factory=Group, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class Item:
     """A chunk that a source yields where tensors are not all: with a note for the stages and the sink, and a cut.
 
-    `cut="flush"` begins a new epoch, and what is in flight goes on; `cut="hard"` drops it.
+    `cut="flush"` begins a new epoch, and what is in flight goes on; `cut="hard"` drops it. `steps` is how often this chunk goes
+    through a ring that is walked once for each step: at most as often as the job says, which is meant without it.
     """
 
     tensors: Mapping[str, Any]
     note: dict[str, Any] | None = None
     cut: str | None = None
+    steps: int | None = None
 
 
 class Chunk(Views):
-    """What a stage receives: tensors by name. It is good until the stage returns."""
+    """What a stage receives: tensors by name. It is good until the stage returns.
+
+    `index` is its number in the stream. In a ring, `lap` is how often it was here before, and `laps` how often it comes in all.
+    `starts_epoch` says that nothing of the chunks before may influence it. `is_context` says that it was here before a rank was
+    started again, and comes once more because stages must know it; what is made of it goes no further than to the sink.
+    """
 
     index = 0
     lap = 0
+    laps = 1
     starts_epoch = False
     stream = 0
+    is_context = False
     _note: bytes | None = None
+    _hold: Hold | None = None
+    _may_keep = False
+
+    def keep(self) -> Hold:
+        """In the sink: keeps the chunk beyond the call, until `release()` of what this returns is called, from any thread.
+
+        The job takes fewer chunks meanwhile, and none once all that may be in flight are kept. On a GPU, release a chunk when
+        the work that reads it is done.
+        """
+        if not self._may_keep:
+            raise RuntimeError("a sink that is a function or a class may keep a chunk, and nobody else: copy it")
+        if self._hold is None:
+            self._hold = Hold()
+        return self._hold
+
+    @property
+    def specs(self) -> dict[str, Spec]:
+        """Shapes and types of the tensors; in a group at all members."""
+        return specs_of(self._rows)
 
     @property
     def note(self) -> dict[str, Any]:
@@ -76,6 +106,11 @@ class Out(Views):
         self[name]
         self._said.add(name)
 
+    @property
+    def specs(self) -> dict[str, Spec]:
+        """Shapes and types of the tensors; in a group at all members."""
+        return specs_of(self._rows)
+
 
 def alike(inputs: dict[str, Spec]) -> dict[str, Spec]:
     """The tensors that a stage makes of tensors like these, if its `outputs` says nothing else: they are alike.
@@ -88,10 +123,12 @@ def alike(inputs: dict[str, Spec]) -> dict[str, Spec]:
 class Stage:
     """A stage between source and sink. Its `__init__` may take an `At`.
 
-    `arrays` is "numpy" or "torch"; by default PyTorch where it is imported when the stage is opened.
+    `arrays` is "numpy" or "torch"; by default PyTorch where it is imported when the stage is opened. `context` is how many chunks
+    before a chunk its result depends on; they are given again after a rank was started again.
     """
 
     arrays: str | None = None
+    context: int = 0
 
     def run(self, chunk: Chunk, out: Out) -> None:
         """Works on one chunk: reads `chunk`, and writes all of `out`."""
@@ -116,14 +153,24 @@ def outputs_of(stage: Any, at: At) -> Callable[[dict[str, Spec]], dict[str, Spec
     return lambda inputs: outputs(inputs, at)
 
 
-def layout_of(specs: Mapping[str, Spec]) -> Layout:
-    """The layout of tensors like these."""
-    return Layout([(name, _arrays.dtype_name(spec.dtype), tuple(spec.shape)) for name, spec in specs.items()])
+def layout_of(specs: Mapping[str, Spec], past: Sequence[Mapping[str, Spec]] = ()) -> Layout:
+    """The layout of tensors like these, with those of the chunks before behind them, the nearest first."""
+    for name in specs:
+        if name.startswith(PAST):
+            raise ValueError(f"tensor {name!r}: names that begin with {PAST!r} are for the chunks before; choose another one")
+    heads = {"": specs, **{f"{PAST}{back}.": of for back, of in enumerate(past, 1)}}
+    return Layout(
+        [
+            (head + name, _arrays.dtype_name(spec.dtype), tuple(spec.shape))
+            for head, of in heads.items()
+            for name, spec in of.items()
+        ]
+    )
 
 
-def specs_of(layout: Layout) -> dict[str, Spec]:
-    """The tensors of a layout, with types as NumPy and PyTorch name them."""
-    return {name: Spec(tuple(shape), _arrays._TYPES[dtype][1]) for name, dtype, shape, _, _ in layout.tensors}
+def specs_of(rows: Sequence[Row]) -> dict[str, Spec]:
+    """Tensors of a layout, with types as NumPy and PyTorch name them."""
+    return {name: Spec(tuple(shape), _arrays._TYPES[dtype][1]) for name, dtype, shape, _, _ in rows}
 
 
 def chosen_arrays(stage: Any, job: str | None, gpu: Any = None) -> str:
@@ -142,16 +189,17 @@ class Slots:
     _MOST = 256
 
     def __init__(self, view: type[Views], arrays: str, writes: bool) -> None:
-        self._made: dict[tuple[Memory | None, Layout], Views] = {}
+        self._made: dict[tuple[Memory | None, Layout, int], Views] = {}
         self._view, self._arrays, self._writes = view, arrays, writes
 
-    def get(self, memory: Memory | None, layout: Layout) -> Any:
-        views = self._made.get((memory, layout))
+    def get(self, memory: Memory | None, layout: Layout, back: int = 0) -> Any:
+        """The views of the chunk itself, or of the one so many chunks before it."""
+        views = self._made.get((memory, layout, back))
         if views is None:
             if len(self._made) >= self._MOST:
                 self._made.clear()
-            views = self._view(memory, layout, self._arrays, self._writes)
-            self._made[(memory, layout)] = views
+            views = self._view(memory, rows_of(layout, back), self._arrays, self._writes)
+            self._made[(memory, layout, back)] = views
         return views
 
 
@@ -165,8 +213,14 @@ def inference(stage: Any, arrays: str) -> Callable[[], Any] | None:
     return under
 
 
+# Where a chunk stands: its number, its lap, how many laps there are, whether it starts an epoch, and its stream.
+_At = tuple[int, int, int, bool, int]
+# The note of a chunk, and those of the chunks before that go along, the nearest first, each with a line end behind it.
+_Notes = tuple[bytes | None, bytes | None]
+
+
 class StageCall:
-    """Calls a stage between source and sink."""
+    """Calls a stage between source and sink, first on the chunks that go along as context."""
 
     def __init__(self, name: str, stage: Any, outputs: Any, arrays: str) -> None:
         self._name = f"stage {name}"
@@ -174,19 +228,33 @@ class StageCall:
         self.ends = getattr(stage, "end_stream", lambda stream: None)
         self.finish = getattr(stage, "finish", lambda: None)
         self._outputs = outputs
-        self._layouts: dict[Layout, Layout] = {}
+        self._layouts: dict[tuple[Layout, int], Layout] = {}
         self._in, self._out = Slots(Chunk, arrays, False), Slots(Out, arrays, True)
         self._under = inference(stage, arrays)
 
-    def call(
-        self, memory: Memory | None, layout: Layout, out: Memory, at: tuple[int, int, bool, int], note: bytes | None
-    ) -> Layout:
-        made = self._layouts.get(layout)
+    def call(self, memory: Memory | None, layout: Layout, out: Memory | None, at: _At, notes: _Notes) -> Layout:
+        note, past = notes
+        before = past.split(b"\n")[:-1] if past is not None else []
+        made = self._layouts.get((layout, len(before)))
         if made is None:
-            made = self._made(layout, out)
-        chunk, result = self._in.get(memory, layout), self._out.get(out, made)
-        chunk.index, chunk.lap, chunk.starts_epoch, chunk.stream = at
+            made = self._made(layout, len(before), out)
+        for back in range(len(before), 0, -1):
+            self._call((memory, layout), (out, made), at, (before[back - 1], back, back == len(before)))
+        self._call((memory, layout), (out, made), at, (note, 0, not before))
+        return made
+
+    def _call(
+        self,
+        given: tuple[Memory | None, Layout],
+        made: tuple[Memory | None, Layout],
+        at: _At,
+        which: tuple[bytes | None, int, bool],
+    ) -> None:
+        note, back, is_first = which
+        chunk, result = self._in.get(*given, back), self._out.get(*made, back)
         chunk._note = note
+        index, chunk.lap, chunk.laps, starts_epoch, chunk.stream = at
+        chunk.index, chunk.starts_epoch, chunk.is_context = index - back, starts_epoch and is_first, back > 0
         chunk._begin()
         result._begin()
         if self._under is None:
@@ -196,18 +264,18 @@ class StageCall:
                 self._run(chunk, result)
         chunk._end(self._name)
         result._end(self._name)
-        return made
 
-    def _made(self, layout: Layout, out: Memory) -> Layout:
-        made = layout_of(self._outputs(specs_of(layout)))
-        if made.payload_bytes > out.bytes:
+    def _made(self, layout: Layout, before: int, out: Memory | None) -> Layout:
+        own, *past = [self._outputs(specs_of(rows_of(layout, back))) for back in range(before + 1)]
+        made = layout_of(own, past)
+        if out is not None and made.payload_bytes > out.bytes:
             raise ValueError(
                 f"{self._name} makes {made.payload_bytes} bytes, and a slot has {out.bytes}: give the largest chunk with "
                 "most= of the job"
             )
         if len(self._layouts) >= 64:
             self._layouts.clear()
-        self._layouts[layout] = made
+        self._layouts[layout, before] = made
         return made
 
 
@@ -221,19 +289,23 @@ class SinkCall:
         self.finish = getattr(sink, "finish", lambda: None)
         self._in = Slots(Chunk, arrays, False)
 
-    def call(
-        self, memory: Memory | None, layout: Layout, _: None, at: tuple[int, int, bool, int], note: bytes | None
-    ) -> Chunk | None:
+    def call(self, memory: Memory | None, layout: Layout, _: None, at: _At, notes: _Notes) -> Chunk | Hold | None:
         chunk: Chunk = self._in.get(memory, layout)
-        chunk.index, chunk.lap, chunk.starts_epoch, chunk.stream = at
-        chunk._note = note
+        if chunk._hold is not None:
+            # It was released, and its memory has another chunk now.
+            chunk._end(self._name)
+        chunk.index, chunk.lap, chunk.laps, chunk.starts_epoch, chunk.stream = at
+        chunk._note = notes[0]
         chunk._begin()
         if self._take is None:
             # The caller has it for longer than this call.
             return chunk if self._lends else chunk.copy()
+        chunk._hold, chunk._may_keep = None, True
         self._take(chunk)
-        chunk._end(self._name)
-        return None
+        chunk._may_keep = False
+        if chunk._hold is None:
+            chunk._end(self._name)
+        return chunk._hold
 
 
 def item_of(given: Any) -> Item:
@@ -259,18 +331,18 @@ def specs_of_item(item: Item) -> dict[str, Spec]:
 class SourceCall:
     """Writes what the source yields into slots."""
 
-    def __init__(self, name: str, gpu: Any = None) -> None:
-        self._name = name
+    def __init__(self, name: str, gpu: Any = None, steps: int = 1, context: int = 0) -> None:
+        self._name, self._steps, self._context = name, steps, context
         self._layouts: dict[tuple[tuple[str, tuple[int, ...], str], ...], Layout] = {}
         self._torch = Slots(Out, "torch" if gpu is None else "cuda", True)
         self._numpy = Slots(Out, "numpy", True) if gpu is None else self._torch
 
-    def call(self, item: Item, memory: Memory, number: int) -> tuple[Layout, bytes]:
+    def call(self, item: Item, memory: Memory, number: int) -> tuple[Layout, bytes, int]:
         arrays = {name: as_array(value) for name, value in item.tensors.items()}
         key = tuple((name, tuple(a.shape), _arrays.dtype_name(a.dtype)) for name, a in arrays.items())
         layout = self._layouts.get(key)
         if layout is None:
-            layout = Layout([(name, dtype, shape) for name, shape, dtype in key])
+            layout = layout_of({name: Spec(shape, dtype) for name, shape, dtype in key})
             self._layouts[key] = layout
         if layout.payload_bytes > memory.bytes:
             raise ValueError(
@@ -285,7 +357,20 @@ class SourceCall:
                 out[name].copy_(array if _arrays.is_tensor(array) else _from_numpy(array))
             else:
                 out[name][...] = array
-        return layout, note_bytes(item.note, number)
+        # The notes of the chunks before travel together.
+        most = 4096 // self._context - 1 if self._context else 4096
+        return layout, note_bytes(item.note, number, most), self._steps_of(item, number)
+
+    def _steps_of(self, item: Item, number: int) -> int:
+        steps = self._steps if item.steps is None else item.steps
+        if not 1 <= steps <= self._steps:
+            raise ValueError(f"chunk {number} of {self._name} has {steps} steps, and the job takes 1 to {self._steps} (steps=)")
+        if self._context and steps != self._steps:
+            raise ValueError(
+                f"chunk {number} of {self._name} has steps of its own, and a stage has context: after a restart the chunks before "
+                "it go through the ring with it, so give all chunks the steps of the job, or leave restarts= out"
+            )
+        return steps
 
 
 def _from_numpy(array: np.ndarray[Any, Any]) -> Any:
@@ -294,7 +379,7 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> Any:
     return torch.from_numpy(array)
 
 
-def note_bytes(note: dict[str, Any] | None, number: int) -> bytes:
+def note_bytes(note: dict[str, Any] | None, number: int, most: int) -> bytes:
     """A note as it travels."""
     if not note:
         return b""
@@ -302,6 +387,6 @@ def note_bytes(note: dict[str, Any] | None, number: int) -> bytes:
         text = json.dumps(note, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise TypeError(f"the note of chunk {number}: {error}; a note has numbers, strings, lists and dicts") from None
-    if len(text) > 4096:
-        raise ValueError(f"the note of chunk {number} takes {len(text)} bytes as JSON; at most 4,096 travel")
+    if len(text) > most:
+        raise ValueError(f"the note of chunk {number} takes {len(text)} bytes as JSON; at most {most:,} travel")
     return text

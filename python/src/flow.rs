@@ -1,6 +1,6 @@
 //! Chunks of the caller on their way to the source, and results on their way back.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -206,6 +206,42 @@ impl Stream {
 
 fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO)
+}
+
+/// A chunk that the sink keeps beyond its call.
+#[pyclass(frozen, module = "pp_pipeline._native")]
+#[derive(Default)]
+pub(crate) struct Hold {
+    is_released: AtomicBool,
+    bell: Mutex<Option<Bell>>,
+}
+
+impl Hold {
+    /// From now on this bell rings when the chunk is released.
+    pub(crate) fn rings(&self, bell: Bell) {
+        *self.bell.lock().unwrap_or_else(PoisonError::into_inner) = Some(bell);
+    }
+
+    pub(crate) fn is_released(&self) -> bool {
+        self.is_released.load(Ordering::Acquire)
+    }
+}
+
+#[pymethods]
+impl Hold {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// The chunk is needed no more: its memory may be used for another one. A second call does nothing.
+    fn release(&self) {
+        self.is_released.store(true, Ordering::Release);
+        let bell = self.bell.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bell) = &*bell {
+            bell.ring();
+        }
+    }
 }
 
 /// A function in Python that is called from any thread.

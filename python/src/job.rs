@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use pp_contract::pipeline::{Laps, Ring};
 use pp_contract::{DeviceName, Pipeline, StageSpec};
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank};
 use pp_runtime::progress::StuckLimits;
@@ -18,8 +19,10 @@ use pyo3::prelude::*;
 
 use crate::error::{Raised, ended};
 use crate::flow::Flow;
+use crate::group::Member;
 use crate::medium::{Medium, OnGpu, OnHost};
-use crate::stages::{Adapter, PySink, PySource, PyStage};
+use crate::source::PySource;
+use crate::stages::{Adapter, PyMember, PySink, PyStage};
 
 /// What the package says of a job.
 #[derive(FromPyObject)]
@@ -105,22 +108,33 @@ pub(crate) fn place() -> PyResult<Option<(u32, u32)>> {
     Ok(launch.map(|launch| (launch.rank().get(), launch.world_size().get())))
 }
 
-/// The stages of a pipeline, in its order: name, label, part, parts and ranks of each.
+/// The ring of a stage: its first and its last stage, and its laps, if it says them.
+type InRing = Option<(usize, usize, Option<u16>)>;
+
+/// The stages of a pipeline, in its order: name, label, part, parts, ranks and ring of each.
 #[pyfunction]
 #[expect(clippy::type_complexity, reason = "a row of a table")]
-pub(crate) fn stages(pipeline: &str) -> PyResult<Vec<(String, String, usize, usize, Vec<u32>)>> {
+pub(crate) fn stages(
+    pipeline: &str,
+) -> PyResult<Vec<(String, String, usize, usize, Vec<u32>, InRing)>> {
     let pipeline: Pipeline = pipeline.parse().map_err(|error| refused(&error))?;
-    let row = |stage: &StageSpec| {
+    let laps = |ring: &Ring| match ring.laps {
+        Laps::Steps => None,
+        Laps::Fixed(laps) => Some(laps),
+    };
+    let row = |(at, stage): (usize, &StageSpec)| {
         let ranks = stage.ranks.iter().map(|rank| rank.get()).collect();
+        let ring = pipeline.ring_at(at);
         (
             stage.name.to_string(),
             stage.label(),
             stage.part,
             stage.parts,
             ranks,
+            ring.map(|ring| (ring.first, ring.last, laps(ring))),
         )
     };
-    Ok(pipeline.stages().iter().map(row).collect())
+    Ok(pipeline.stages().iter().enumerate().map(row).collect())
 }
 
 /// The most chunks in flight of a pipeline, if nothing else is said.
@@ -178,7 +192,7 @@ pub(crate) fn begin(
         job.open_flow(&flow.inner, move |this| {
             let _driver = Driver::begins();
             // A thread that has been attached once is attached again for little.
-            Python::attach(|py| own.enter(py).map(|()| py.detach(|| own.run(this))))
+            Python::attach(|py| own.within(py, this))
                 .map_err(|error| Error::Other(own_error(error)))?
         })
     });
@@ -250,9 +264,13 @@ struct Own {
 }
 
 impl Own {
-    /// Prepares the thread.
-    fn enter(&self, py: Python<'_>) -> PyResult<()> {
-        self.program.call_method0(py, "enter").map(drop)
+    /// Prepares the thread, and runs the rank there.
+    fn within(&self, py: Python<'_>, this: ThisRank<'_>) -> PyResult<Result<(), Error>> {
+        let rank = this.rank().get();
+        self.program.call_method1(py, "enter", (rank,))?;
+        let ran = py.detach(|| self.run(this));
+        self.program.call_method1(py, "leave", (rank,))?;
+        Ok(ran)
     }
 
     /// Opens a part of the program; an exception is a fault of this rank.
@@ -280,6 +298,22 @@ impl Own {
         self.run_on(this, backend, || Ok(gpu.clone()))
     }
 
+    /// Opens the stage in this place of the pipeline, and this rank as a member of its group.
+    fn open_stage<M: Medium>(
+        &self,
+        at: usize,
+        rank: u32,
+        medium: M,
+    ) -> Result<(Adapter<M>, Py<Member>), Error> {
+        self.open(|program| {
+            let opened = program.call_method1("open_stage", (at, rank))?;
+            let (stage, member): (Bound<'_, PyAny>, Py<Member>) = opened.extract()?;
+            let adapter = Adapter::new(&stage, medium, &self.raised)?;
+            let ring = self.pipeline.ring_at(at);
+            Ok((adapter.in_ring(ring.map(|ring| ring.laps)), member))
+        })
+    }
+
     fn run_on<M: Medium>(
         &self,
         this: ThisRank<'_>,
@@ -295,17 +329,18 @@ impl Own {
         };
         let source = |bell: Bell| {
             let medium = medium()?;
-            let (adapter, bytes) = self.open(|program| {
+            self.open(|program| {
                 let opened = program.call_method0("open_source")?;
-                let (source, bytes): (Bound<'_, PyAny>, Vec<u64>) = opened.extract()?;
-                Ok((Adapter::new(&source, medium, &self.raised)?, bytes))
-            })?;
-            let inlet = self.flow.inner.inlet(bell);
-            Ok(Opened {
-                source: PySource::new(inlet, adapter),
-                context_chunks: 0,
-                steps: 1,
-                shape: bytes,
+                let (source, shape, steps, context_chunks): (Bound<'_, PyAny>, _, _, _) =
+                    opened.extract()?;
+                let adapter = Adapter::new(&source, medium, &self.raised)?;
+                let inlet = self.flow.inner.inlet(bell);
+                Ok(Opened {
+                    source: PySource::new(inlet, adapter, (steps, context_chunks)),
+                    context_chunks,
+                    steps,
+                    shape,
+                })
             })
         };
         let stages = self.pipeline.stages();
@@ -317,22 +352,23 @@ impl Own {
                     .unwrap_or_default()
             },
         );
+        let open_stage =
+            |spec: &StageSpec| self.open_stage(place(spec).unwrap_or_default(), rank, medium()?);
         let mut named: Vec<&str> = Vec::new();
         for stage in &stages[1..stages.len() - 1] {
             if named.contains(&&*stage.name) {
                 continue;
             }
             named.push(&stage.name);
-            program = program.stage(&stage.name, |spec, _: &Vec<u64>| {
-                let medium = medium()?;
-                let open = |program: &Bound<'_, PyAny>| {
-                    let stage = program.call_method1("open_stage", (place(spec), rank))?;
-                    Adapter::new(&stage, medium, &self.raised)
-                };
-                self.open(open).map(PyStage)
-            });
+            program = program
+                .stage(&stage.name, |spec, _: &Vec<u64>| {
+                    open_stage(spec).map(|(adapter, _)| PyStage(adapter))
+                })
+                .group_stage(&stage.name, |spec, _, _: &Vec<u64>| {
+                    open_stage(spec).map(|(adapter, member)| PyMember { adapter, member })
+                });
         }
-        let sink = |_: &Vec<u64>, bell| {
+        let sink = |_: &Vec<u64>, bell: Bell| {
             let medium = medium()?;
             let open = |program: &Bound<'_, PyAny>| {
                 let opened = program.call_method1("open_sink", (rank,))?;
@@ -341,13 +377,14 @@ impl Own {
             };
             let (adapter, is_pulled) = self.open(open)?;
             if let Some(lent) = &self.flow.lent {
-                lent.rings(bell);
+                lent.rings(bell.clone());
             }
             Ok(PySink {
                 adapter,
                 results: is_pulled.then(|| self.flow.inner.outlet()),
                 lent: self.flow.lent.clone().filter(|_| is_pulled),
                 lent_so_far: 0,
+                bell,
             })
         };
         let program = program

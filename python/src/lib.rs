@@ -8,9 +8,11 @@
 
 mod error;
 mod flow;
+mod group;
 mod job;
 mod medium;
 mod memory;
+mod source;
 mod stages;
 
 use pyo3::prelude::*;
@@ -21,7 +23,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::Memory>()?;
     module.add_class::<memory::Window>()?;
     module.add_class::<flow::Flow>()?;
+    module.add_class::<flow::Hold>()?;
     module.add_class::<flow::Stream>()?;
+    module.add_class::<group::Member>()?;
     module.add_class::<job::Running>()?;
     module.add_function(wrap_pyfunction!(job::begin, module)?)?;
     module.add_function(wrap_pyfunction!(job::stages, module)?)?;

@@ -2,11 +2,13 @@
 
 use pp_contract::FaultKind;
 use pp_device::{CudaError, Device, Event, Stream};
-use pp_runtime::stage::{StageError, StageResult};
+use pp_runtime::stage::{Progress, StageError, StageResult};
 use pp_transport::backend::Backend;
 use pp_transport::gpu::{DeviceRx, DeviceTx};
 use pp_transport::gpu_backend::GpuBackend;
 use pp_transport::host::{Host, Mapping, RxLease, TxLease};
+
+use crate::group::Together;
 
 /// A slot, or what arrived in it.
 pub(crate) struct Place {
@@ -17,8 +19,8 @@ pub(crate) struct Place {
 }
 
 /// A kind of memory.
-pub(crate) trait Medium {
-    type Backend: Backend<Tx = Self::Tx, Rx = Self::Rx>;
+pub(crate) trait Medium: Together + Clone {
+    type Backend: Backend<Tx = Self::Tx, Rx = Self::Rx, Group = Self::Group>;
     type Tx;
     type Rx;
     /// What work that was issued leaves behind.
@@ -37,9 +39,18 @@ pub(crate) trait Medium {
 
     /// Says whether the work in front of the mark is done.
     fn is_done(&self, mark: &Self::Mark) -> StageResult<bool>;
+
+    /// How far it is.
+    fn ask<T>(&self, (mark, done): (Self::Mark, T)) -> StageResult<Progress<T, (Self::Mark, T)>> {
+        Ok(match self.is_done(&mark)? {
+            true => Progress::Done(done),
+            false => Progress::UnderWay((mark, done)),
+        })
+    }
 }
 
 /// Host memory: work is done when the call returns.
+#[derive(Clone)]
 pub(crate) struct OnHost;
 
 impl Medium for OnHost {

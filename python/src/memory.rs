@@ -9,6 +9,14 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::error::refused;
 use crate::medium::Place;
 
+/// The type with this name.
+pub(crate) fn dtype(name: &str) -> PyResult<DType> {
+    let known = DType::ALL.iter().find(|known| known.to_string() == name);
+    known
+        .copied()
+        .ok_or_else(|| PyValueError::new_err(format!("there is no type {name}")))
+}
+
 /// The tensors of a payload: their names, types, shapes and places. Equal layouts of a job are one object.
 #[pyclass(frozen, module = "pp_pipeline._native")]
 #[derive(Debug)]
@@ -41,11 +49,7 @@ impl Layout {
         let specs: PyResult<Vec<TensorSpec>> = tensors
             .iter()
             .map(|(name, dtype, shape)| {
-                let known = DType::ALL.iter().find(|known| known.to_string() == *dtype);
-                let known = known.ok_or_else(|| {
-                    PyValueError::new_err(format!("tensor {name}: there is no type {dtype}"))
-                })?;
-                TensorSpec::new(name, *known, shape).map_err(|e| refused(&e))
+                TensorSpec::new(name, self::dtype(dtype)?, shape).map_err(|e| refused(&e))
             })
             .collect();
         let manifest = Manifest::new(&specs?).map_err(|e| refused(&e))?;

@@ -1,34 +1,41 @@
 //! Source, stages and sink that are Python objects.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use pp_contract::{ChunkIndex, Manifest, Message, Plan, PlanError, StageSpec};
-use pp_job::flow::{Inlet, Outlet};
+use pp_contract::pipeline::Laps;
+use pp_contract::{List, MAX_NOTE_BYTES, Manifest, Message, Plan, PlanError, StageSpec};
+use pp_job::flow::Outlet;
 use pp_runtime::stage::{
-    Built, Chunk, Done, Offer, Place as At, Progress, Sink, Source, Stage, StageResult, Taken,
+    Chunk, Done, GroupStage, Place as At, Progress, Sink, Stage, StageError, StageResult, Taken,
 };
+use pp_transport::bell::Bell;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Raised;
-use crate::flow::{Lent, Pushed};
+use crate::flow::{Hold, Lent, Pushed};
+use crate::group::Member;
 use crate::medium::{Medium, Place};
 use crate::memory::{Layout, Layouts, Memory, Slots};
 
-/// The plan of a chunk: which one it is. What else the stages must know is in the note.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The plan of a chunk: which one it is. What else the stages must know is in its note.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Numbered {
     /// Its number in the job, from 0.
-    chunk: u64,
-    stream: u32,
+    pub(crate) chunk: u64,
+    pub(crate) stream: u32,
     /// Its number in its stream, from 0.
-    index: u64,
+    pub(crate) index: u64,
     /// Stages forget what they know of its stream.
-    forgets: bool,
+    pub(crate) forgets: bool,
     /// It is the end of its stream, and has no tensors.
-    ends: bool,
+    pub(crate) ends: bool,
+    /// How often it goes through a ring of steps.
+    pub(crate) steps: u16,
+    /// The notes of the chunks before that it brings along, the nearest first, each with a line end behind it.
+    pub(crate) past: List<u8, MAX_NOTE_BYTES>,
 }
 
 impl Plan for Numbered {
@@ -44,6 +51,10 @@ impl Plan for Numbered {
         self
     }
 
+    fn steps(&self) -> u16 {
+        self.steps
+    }
+
     fn start_frame(&self) -> u64 {
         self.chunk
     }
@@ -56,31 +67,33 @@ impl Plan for Numbered {
 
 /// A Python object that works in one kind of memory, and what it knows of slots.
 pub(crate) struct Adapter<M> {
-    call: Py<PyAny>,
+    pub(crate) call: Py<PyAny>,
     ends: Option<Py<PyAny>>,
     finish: Option<Py<PyAny>>,
-    known: Known,
-    medium: M,
-    raised: Raised,
+    pub(crate) known: Known,
+    pub(crate) medium: M,
+    pub(crate) raised: Raised,
+    /// How often a chunk goes through the ring of the stage, if it stands in one.
+    laps: Option<Laps>,
 }
 
 #[derive(Default)]
-struct Known {
+pub(crate) struct Known {
     inputs: Slots,
-    outputs: Slots,
+    pub(crate) outputs: Slots,
     layouts: Layouts,
     /// The laps and streams of which the stage has had a chunk since it was to forget all.
     begun: HashSet<(u16, u32)>,
 }
 
 /// What a call gets: what was received and its layout, the slot that is sent, where the chunk stands (its number in its stream, its
-/// lap, whether the stage forgets, its stream), and its note.
+/// lap, its laps, whether the stage forgets, its stream), its note, and those of the chunks before that it brings along.
 type Given<'py> = (
     Option<Py<Memory>>,
     Py<Layout>,
     Option<Py<Memory>>,
-    (u64, u16, bool, u32),
-    Option<Bound<'py, PyBytes>>,
+    (u64, u16, u16, bool, u32),
+    [Option<Bound<'py, PyBytes>>; 2],
 );
 
 impl<M: Medium> Adapter<M> {
@@ -93,7 +106,14 @@ impl<M: Medium> Adapter<M> {
             known: Known::default(),
             medium,
             raised: raised.clone(),
+            laps: None,
         })
+    }
+
+    /// The adapter of a stage of a ring.
+    pub(crate) fn in_ring(mut self, laps: Option<Laps>) -> Self {
+        self.laps = laps;
+        self
     }
 
     /// Calls the object on a chunk, with Python's lock. An exception is a fault of this rank.
@@ -104,6 +124,7 @@ impl<M: Medium> Adapter<M> {
         (input, output): (Option<&M::Rx>, Option<&mut M::Tx>),
         take: impl FnOnce(Python<'_>, Py<PyAny>) -> PyResult<T>,
     ) -> StageResult<T> {
+        let laps = self.laps_of(message.plan());
         let Self {
             call,
             known,
@@ -113,7 +134,7 @@ impl<M: Medium> Adapter<M> {
         } = self;
         medium.work(input, output, |input, output| {
             Python::attach(|py| {
-                let made = known.given(py, (message, at), (input, output));
+                let made = known.given(py, (message, at, laps), (input, output));
                 let made = made.and_then(|given| call.call1(py, given));
                 made.and_then(|made| take(py, made))
                     .map_err(|error| raised.fault(py, operation, error))
@@ -121,14 +142,39 @@ impl<M: Medium> Adapter<M> {
         })
     }
 
-    /// Says that the stream of this chunk has ended.
-    fn ends(&mut self, plan: &Numbered) -> StageResult<()> {
-        self.known
-            .begun
-            .retain(|(_, stream)| *stream != plan.stream);
+    /// Lets a stage work on a chunk, or hear that its stream has ended. Gives what it made.
+    fn run(
+        &mut self,
+        (message, at): (&Message<Numbered>, At),
+        slots: (Option<&M::Rx>, Option<&mut M::Tx>),
+    ) -> StageResult<Manifest> {
+        if message.plan().ends {
+            return self
+                .ends(message.plan(), at.lap)
+                .map(|()| Manifest::empty());
+        }
+        self.work("run", (message, at), slots, |py, made| manifest(py, &made))
+    }
+
+    /// How often a chunk goes through the stage.
+    fn laps_of(&self, plan: &Numbered) -> u16 {
+        match self.laps {
+            None => 1,
+            Some(Laps::Fixed(laps)) => laps,
+            Some(Laps::Steps) => plan.steps.max(1),
+        }
+    }
+
+    /// Says that the stream of this chunk has ended, once it comes for the last time.
+    fn ends(&mut self, plan: &Numbered, lap: u16) -> StageResult<()> {
+        let of = |known: &(u16, u32)| *known != (lap, plan.stream);
+        self.known.begun.retain(of);
         let Some(ends) = &self.ends else {
             return Ok(());
         };
+        if lap + 1 < self.laps_of(plan) {
+            return Ok(());
+        }
         Python::attach(|py| {
             let ended = ends.call1(py, (plan.stream,)).map(drop);
             ended.map_err(|error| self.raised.fault(py, "end_stream", error))
@@ -150,7 +196,7 @@ impl Known {
     fn given<'py>(
         &mut self,
         py: Python<'py>,
-        (message, at): (&Message<Numbered>, At),
+        (message, at, laps): (&Message<Numbered>, At, u16),
         (input, output): (Option<Place>, Option<Place>),
     ) -> PyResult<Given<'py>> {
         let layout = self.layouts.get(py, message.tensors())?;
@@ -158,128 +204,32 @@ impl Known {
         let output = output
             .map(|place| self.outputs.get(py, place))
             .transpose()?;
-        let note = message.note();
-        let note = (!note.is_empty()).then(|| PyBytes::new(py, note));
+        let notes = [message.note(), &message.plan().past];
+        let notes = notes.map(|note| (!note.is_empty()).then(|| PyBytes::new(py, note)));
         let plan = message.plan();
-        let at = (plan.index, at.lap, self.forgets(at, plan), plan.stream);
-        Ok((input, layout, output, at, note))
+        let at = (
+            plan.index,
+            at.lap,
+            laps,
+            self.forgets(at, plan),
+            plan.stream,
+        );
+        Ok((input, layout, output, at, notes))
     }
-}
 
-impl Known {
     /// Says whether the stage is to forget what it knows of the stream of this chunk.
     fn forgets(&mut self, at: At, plan: &Numbered) -> bool {
-        let Numbered {
-            stream, forgets, ..
-        } = *plan;
         if at.starts_epoch {
             self.begun.retain(|(lap, _)| *lap != at.lap);
         }
-        self.begun.insert((at.lap, stream)) || forgets
+        self.begun.insert((at.lap, plan.stream)) || plan.forgets
     }
 }
 
 /// The layout that a call has returned.
-fn manifest(py: Python<'_>, made: &Py<PyAny>) -> PyResult<Manifest> {
+pub(crate) fn manifest(py: Python<'_>, made: &Py<PyAny>) -> PyResult<Manifest> {
     let made: Py<Layout> = made.extract(py)?;
     Ok(made.get().manifest.clone())
-}
-
-/// The source: it writes what was pushed into slots.
-pub(crate) struct PySource<M> {
-    inlet: Inlet<Pushed, Py<PyAny>>,
-    adapter: Adapter<M>,
-    /// How many chunks each stream has had.
-    counts: HashMap<u32, u64>,
-}
-
-impl<M> PySource<M> {
-    pub(crate) fn new(inlet: Inlet<Pushed, Py<PyAny>>, adapter: Adapter<M>) -> Self {
-        Self {
-            inlet,
-            adapter,
-            counts: HashMap::new(),
-        }
-    }
-}
-
-impl<M: Medium> Source<M::Tx> for PySource<M> {
-    type Plan = Numbered;
-    /// The work on the chunk, and its stream.
-    type Carry = (M::Mark, u32);
-
-    fn poll(&mut self) -> StageResult<Offer> {
-        Ok(self.inlet.offer())
-    }
-
-    fn build(&mut self, at: At, slot: &mut M::Tx) -> StageResult<Built<Numbered, Self::Carry>> {
-        let (stream, pushed) = self.inlet.take().expect("it was offered");
-        let Adapter {
-            call,
-            known,
-            medium,
-            raised,
-            ..
-        } = &mut self.adapter;
-        let count = self.counts.entry(stream).or_default();
-        let mut plan = Numbered {
-            chunk: at.chunk.get(),
-            stream,
-            index: *count,
-            forgets: false,
-            ends: false,
-        };
-        *count += 1;
-        let (item, forgets) = match pushed {
-            Pushed::Chunk(item, forgets) => (item, forgets),
-            Pushed::Raised(error) => {
-                return Err(Python::attach(|py| raised.fault(py, "read", error)));
-            }
-            Pushed::End => {
-                self.counts.remove(&stream);
-                plan.ends = true;
-                let mark = medium.mark(Some((slot, 0)))?;
-                return Ok(Built::new(plan, Manifest::empty(), (mark, stream)));
-            }
-        };
-        plan.forgets = forgets;
-        let (layout, note) = medium.work(None, Some(&mut *slot), |_, output| {
-            Python::attach(|py| {
-                let memory = output.map(|place| known.outputs.get(py, place)).transpose();
-                let made = memory.and_then(|memory| call.call1(py, (item, memory, plan.index)));
-                let made = made.and_then(|made| {
-                    let (layout, note): (Py<PyAny>, Vec<u8>) = made.extract(py)?;
-                    Ok((manifest(py, &layout)?, note))
-                });
-                made.map_err(|error| raised.fault(py, "read", error))
-            })
-        })?;
-        let mark = medium.mark(Some((slot, layout.payload_bytes())))?;
-        Ok(Built {
-            note,
-            ..Built::new(plan, layout, (mark, stream))
-        })
-    }
-
-    fn is_built(&mut self, (mark, _): &mut Self::Carry) -> StageResult<bool> {
-        self.adapter.medium.is_done(mark)
-    }
-
-    fn accepted(
-        &mut self,
-        _: ChunkIndex,
-        (_, stream): Self::Carry,
-        note: Option<&[u8]>,
-    ) -> StageResult<Option<u64>> {
-        if note.is_none() {
-            self.inlet.is_overtaken(stream);
-        }
-        Ok(None)
-    }
-
-    fn queued(&self) -> u32 {
-        self.inlet.queued()
-    }
 }
 
 /// A stage between source and sink.
@@ -296,14 +246,8 @@ impl<M: Medium> Stage<M::Tx, M::Rx> for PyStage<M> {
         output: &mut M::Tx,
     ) -> StageResult<Progress<Done, Self::Kept>> {
         let message = chunk.message;
-        let tensors = if message.plan().ends {
-            self.0.ends(message.plan())?;
-            Manifest::empty()
-        } else {
-            let slots = (input, Some(&mut *output));
-            let take = |py: Python<'_>, made| manifest(py, &made);
-            self.0.work("run", (message, chunk.place), slots, take)?
-        };
+        let slots = (input, Some(&mut *output));
+        let tensors = self.0.run((message, chunk.place), slots)?;
         let mark = self
             .0
             .medium
@@ -312,15 +256,53 @@ impl<M: Medium> Stage<M::Tx, M::Rx> for PyStage<M> {
         self.poll((mark, Done { tensors, report }))
     }
 
-    fn poll(&mut self, (mark, done): Self::Kept) -> StageResult<Progress<Done, Self::Kept>> {
-        Ok(match self.0.medium.is_done(&mark)? {
-            true => Progress::Done(done),
-            false => Progress::UnderWay((mark, done)),
-        })
+    fn poll(&mut self, oldest: Self::Kept) -> StageResult<Progress<Done, Self::Kept>> {
+        self.0.medium.ask(oldest)
     }
 
     fn finish(&mut self) -> StageResult<()> {
         self.0.finish()
+    }
+}
+
+/// One member of a group that runs a stage. Its leader alone has slots.
+pub(crate) struct PyMember<M> {
+    pub(crate) adapter: Adapter<M>,
+    pub(crate) member: Py<Member>,
+}
+
+impl<M: Medium> GroupStage<M::Tx, M::Rx, M::Group> for PyMember<M> {
+    type Plan = Numbered;
+    type Kept = (M::Mark, Done);
+
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, Numbered>,
+        input: Option<&M::Rx>,
+        mut output: Option<&mut M::Tx>,
+        group: &mut M::Group,
+    ) -> StageResult<Progress<Done, Self::Kept>> {
+        let message = chunk.message;
+        let medium = self.adapter.medium.clone();
+        let (made, failed) = self.member.get().lend((&medium, group), || {
+            let slots = (input, output.as_deref_mut());
+            let at = (message, chunk.place);
+            self.adapter.run(at, slots)
+        });
+        // Python has only the text of it, and may have caught that: another rank may be the cause.
+        let tensors = failed.map_or(made, |error| Err(StageError::from(error)))?;
+        let slot = output.map(|output| (output, tensors.payload_bytes()));
+        let mark = medium.mark(slot)?;
+        let report = Taken::of(message.plan(), 1);
+        self.poll((mark, Done { tensors, report }))
+    }
+
+    fn poll(&mut self, oldest: Self::Kept) -> StageResult<Progress<Done, Self::Kept>> {
+        self.adapter.medium.ask(oldest)
+    }
+
+    fn finish(&mut self) -> StageResult<()> {
+        self.adapter.finish()
     }
 }
 
@@ -332,47 +314,70 @@ pub(crate) struct PySink<M> {
     /// Where the caller is lent each result.
     pub(crate) lent: Option<Arc<Lent>>,
     pub(crate) lent_so_far: u64,
+    /// Rings when a chunk that is kept is released.
+    pub(crate) bell: Bell,
+}
+
+/// Who has a chunk that the sink has taken.
+pub(crate) enum Holder {
+    Nobody,
+    /// The caller has the result with this number.
+    Caller(u64),
+    /// The program has kept it.
+    Program(Py<Hold>),
 }
 
 impl<M: Medium> Sink<M::Rx> for PySink<M> {
     type Plan = Numbered;
-    /// The number of the result that the caller has not given back, and the work on it.
-    type Kept = (u64, M::Mark, Taken);
+    /// Who has the chunk, and the work on it.
+    type Kept = (Holder, M::Mark, Taken);
 
     fn take(
         &mut self,
         chunk: Chunk<'_, Numbered>,
         input: Option<&M::Rx>,
     ) -> StageResult<Progress<Taken, Self::Kept>> {
-        let plan = *chunk.message.plan();
-        let result = if plan.ends {
-            self.adapter.ends(&plan)?;
-            None
+        let plan = chunk.message.plan();
+        let mut holder = Holder::Nobody;
+        let mut result = None;
+        if plan.ends {
+            self.adapter.ends(plan, 0)?;
         } else {
-            let message = (chunk.message, chunk.place);
-            let slots = (input, None);
-            Some(
-                self.adapter
-                    .work("write", message, slots, |_, made| Ok(made))?,
-            )
-        };
+            let at = (chunk.message, chunk.place);
+            let (bell, is_pulled) = (&self.bell, self.results.is_some());
+            let made = self.adapter.work("write", at, (input, None), |py, made| {
+                if !is_pulled && !made.is_none(py) {
+                    let hold: Py<Hold> = made.extract(py)?;
+                    hold.get().rings(bell.clone());
+                    holder = Holder::Program(hold);
+                }
+                Ok(made)
+            })?;
+            result = Some(made);
+        }
         let mark = self.adapter.medium.mark(None)?;
-        self.lent_so_far += u64::from(result.is_some());
+        if self.lent.is_some() && result.is_some() {
+            self.lent_so_far += 1;
+            holder = Holder::Caller(self.lent_so_far);
+        }
         if let Some(results) = &self.results {
             results.give(plan.stream, result);
         }
-        self.poll((self.lent_so_far, mark, Taken::of(&plan, 1)))
+        self.poll((holder, mark, Taken::of(plan, 1)))
     }
 
     fn poll(
         &mut self,
-        (number, mark, taken): Self::Kept,
+        (holder, mark, taken): Self::Kept,
     ) -> StageResult<Progress<Taken, Self::Kept>> {
-        let mut lent = self.lent.iter();
-        let is_back = lent.all(|lent| lent.is_back(number));
+        let is_back = match (&holder, &self.lent) {
+            (Holder::Caller(number), Some(lent)) => lent.is_back(*number),
+            (Holder::Program(hold), _) => hold.get().is_released(),
+            (Holder::Caller(_), None) | (Holder::Nobody, _) => true,
+        };
         Ok(match is_back && self.adapter.medium.is_done(&mark)? {
             true => Progress::Done(taken),
-            false => Progress::UnderWay((number, mark, taken)),
+            false => Progress::UnderWay((holder, mark, taken)),
         })
     }
 

@@ -89,3 +89,47 @@ def test_a_gpu_between_cpus_and_restarts_give_the_bytes_of_one_rank(film: Film) 
     digests = out.split()
     assert code == 0 and len(digests) == 3 and len(set(digests)) == 1, (out, error)
     assert (film.path.parent / "died").exists()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="each rank of a group has a GPU of its own")
+def test_a_group_works_on_tensors_of_two_gpus(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        import torch
+
+        class Sum(pp.Stage):
+            def __init__(self, at):
+                self.group, self.device = at.group, at.device
+
+            def run(self, chunk, out):
+                group, (count,) = self.group, chunk.specs["x"].shape
+                x = out["x"] if group.leads else torch.full((count,), 0.5, device=self.device)
+                part = torch.empty(count // 2, device=self.device)
+                group.scatter(chunk["x"] if group.leads else None, part)
+                part.add_(group.member)
+                group.gather(part, x if group.leads else None)
+                group.all_reduce(x)
+                total = x.sum().reshape(1)
+                group.broadcast(total)
+                group.barrier()
+                if group.leads:
+                    group.receive(out["total"], 1)
+                else:
+                    group.send(total, 0)
+                    try:
+                        group.all_reduce(torch.zeros(4))
+                    except ValueError as error:
+                        print(error, file=sys.stderr)
+
+            @staticmethod
+            def outputs(inputs):
+                return {**inputs, "total": pp.Spec((1,), "float32")}
+
+        if __name__ == "__main__":
+            job = pp.Job("read@0 -> sum@1+2 -> write@0", devices=["cpu", "cuda:0", "cuda:1"], read=chunks(4, 1024), sum=Sum)
+            print([(float(chunk["x"][0]), float(chunk["x"][-1]), float(chunk["total"])) for chunk in job])
+        """
+    )
+    wanted = [(i + 0.5, i + 1.5, 1024.0 * (i + 1)) for i in range(4)]
+    assert (code, out) == (0, f"{wanted}\n"), (out, error)
+    assert error.count("a group on GPUs takes tensors of cuda:1, and this one is on cpu") == 4, error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import importlib.util
+import queue
 import threading
 import time
 from typing import Any
@@ -338,3 +340,57 @@ def test_a_stage_that_is_stuck_is_an_exception() -> None:
 def test_a_job_that_cannot_be_is_refused(make: Any, words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         make()
+
+
+def test_a_sink_keeps_chunks_and_another_thread_releases_them() -> None:
+    kept: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    got: list[float] = []
+    most = 0
+
+    def keep(chunk: pp.Chunk) -> None:
+        nonlocal most
+        kept.put((chunk.keep(), chunk.index, chunk["x"]))
+        most = max(most, kept.qsize())
+
+    def release() -> None:
+        for _ in range(0, 20, 2):
+            # The later one goes first.
+            pair = [kept.get(), kept.get()]
+            for hold, index, x in reversed(pair):
+                assert index == x[0], "it shows its own chunk"
+                got.append(float(x[0]))
+                del x
+                hold.release()
+                hold.release()
+            del pair
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    done = Job("read@0 -> write@0", read=lambda: chunks(20), write=keep, depth=3).run()
+    thread.join()
+    assert done is not None and done.chunks == 20 and most <= 3
+    assert got == [i + 1 - 2 * (i % 2) for i in range(20)]
+
+
+def test_a_chunk_that_is_never_released_is_named_and_a_view_kept_beyond_that_is_found() -> None:
+    with pytest.raises(pp.JobError, match="timed out: rank 0: wait for the sink: .* not released") as caught:
+        Job(ONE, read=chunks, work=double, write=lambda chunk: chunk.keep(), stuck_after=1, first_after=1).run()
+    assert caught.value.code == 9
+    views: list[Any] = []
+
+    def keep(chunk: pp.Chunk) -> None:
+        hold = chunk.keep()
+        views.append(chunk["x"])
+        hold.release()
+
+    with pytest.raises(pp.StageError, match="write keeps tensor 'x'.*copy"):
+        Job("read@0 -> write@0", read=lambda: chunks(20), write=keep).run()
+    with pytest.raises(RuntimeError, match="nobody else"):
+        for chunk in Job(ONE, read=chunks, work=double):
+            chunk.keep()
+
+
+def test_a_profile_without_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install torch"):
+        Job(ONE, read=chunks, work=double, profile="traces")

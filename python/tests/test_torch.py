@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from conftest import Film
 
 import pp_pipeline as pp
 
@@ -117,3 +119,65 @@ def test_the_callers_settings_hold_in_the_stage() -> None:
 def test_a_loader_with_workers_is_a_source() -> None:
     loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=2, num_workers=2)
     assert [chunk["x"].tolist() for chunk in pp.Job(ONE, read=loader, work=double)] == [[0, 2], [4, 6], [8, 10], [12, 14]]
+
+
+def test_a_group_works_on_tensors(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        import torch
+
+        class Sum(pp.Stage):
+            def __init__(self, at):
+                self.group = at.group
+
+            def run(self, chunk, out):
+                group = self.group
+                x = out["x"] if group.leads else torch.full((8,), 0.5)
+                if group.leads:
+                    x.copy_(chunk["x"])
+                group.all_reduce(x)
+                y = out["y"] if group.leads else torch.zeros(3, dtype=torch.bfloat16)
+                if not group.leads:
+                    y += 2
+                # Nothing but this writes it at the leader.
+                group.broadcast(y, root=1)
+                if (HERE / "spoil").exists() and group.leads:
+                    group.receive(chunk["x"], 1)
+                elif (HERE / "spoil").exists():
+                    group.send(x, 0)
+
+            @staticmethod
+            def outputs(inputs):
+                return {**inputs, "y": pp.Spec((3,), torch.bfloat16)}
+
+        if __name__ == "__main__":
+            job = lambda: pp.Job("read@0 -> sum@1+2 -> write@0", read=chunks(3), sum=Sum)
+            print([(float(chunk["x"][7]), float(chunk["y"][2])) for chunk in job()])
+            (HERE / "spoil").touch()
+            try:
+                list(job())
+            except pp.StageError as error:
+                print(str(error).splitlines()[0])
+        """
+    )
+    lines = out.splitlines()
+    assert code == 0 and lines[0] == "[(0.5, 2.0), (1.5, 2.0), (2.5, 2.0)]", (out, error)
+    assert "wrote into tensor 'x', which it received" in lines[1], out
+
+
+def test_each_rank_writes_a_profile(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        import torch
+
+        def sine(chunk, out):
+            torch.sin(chunk["x"], out=out["x"])
+
+        if __name__ == "__main__":
+            pp.Job("read@0 -> sine@1 -> write@0", read=chunks(3), sine=sine, write=lambda chunk: None, profile=HERE / "traces").run()
+        """
+    )
+    assert code == 0, error
+    traces = [json.loads((film.path.parent / f"traces/rank{rank}.json").read_text()) for rank in range(2)]
+    sines = [sum(event.get("name") == "aten::sin" for event in trace["traceEvents"]) for trace in traces]
+    assert sines == [0, 3], sines
