@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pp_contract::FaultKind;
 use pp_job::Error;
-use pp_job::internal::{code_of, report_out_of_memory};
+use pp_job::command_line::{code_of, report_out_of_memory};
 use rustix::fs::{AtFlags, CWD, statat};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};

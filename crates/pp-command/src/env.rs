@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use pp_contract::Rank;
-use pp_job::internal::{DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR, say_aside};
+use pp_job::command_line::{DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR, say_aside};
 use pp_transport::launch::Launch;
 
 /// The environment of this process, read once, in `main`.

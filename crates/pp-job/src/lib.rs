@@ -34,6 +34,7 @@
 //! and standard output, where [`output::keep_stdout`] was called.
 
 mod caller;
+pub mod command_line;
 mod config;
 mod context;
 mod decline;
@@ -70,18 +71,3 @@ pub use crate::program::{Elsewhere, Finished, Opened, Program};
 pub use crate::rank::join::Profile;
 pub use crate::running::Running;
 pub use crate::shared::SharedDevice;
-
-/// Parts that `pp` and its trials share with this crate. They may change at any time.
-#[doc(hidden)]
-pub mod internal {
-    pub use crate::config::{DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR, stuck_after, world};
-    pub use crate::end::{end_now, note_exit, say, say_aside};
-    pub use crate::error::code_of;
-    pub use crate::flight::NOTICED;
-    pub use crate::job::check_world;
-    pub use crate::recordings::Analysis;
-    pub use crate::reports::report_out_of_memory;
-    pub use crate::signal_names::{asking, name as signal_name};
-    pub use crate::supervisor::bind_to_parent;
-    pub use pp_transport::error::lift_limit;
-}

@@ -3,7 +3,7 @@
 use std::io;
 
 use pp_contract::{Fault, FaultKind};
-use pp_job::internal::lift_limit;
+use pp_job::command_line::lift_limit;
 use pp_job::{Error, RANK_0};
 use rustix::io::Errno;
 

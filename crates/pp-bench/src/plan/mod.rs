@@ -17,7 +17,7 @@ use pp_command::env::Env;
 use pp_command::print_result;
 use pp_contract::{DeviceName, FaultKind};
 use pp_job::Error;
-use pp_job::internal::say;
+use pp_job::command_line::say;
 use pp_kernels::Description;
 use pp_transport::launch::Launcher;
 
@@ -41,7 +41,7 @@ pub fn plan(
     env: &Env,
     describe: impl Fn(&Path) -> Result<Description, Error>,
 ) -> Result<(), Error> {
-    if pp_job::internal::world(env.lookup())?.is_some() {
+    if pp_job::command_line::world(env.lookup())?.is_some() {
         return Err(Error::Usage(format!(
             "pp plan starts its own jobs on this machine, and a launcher has started this process; start it without \
              one, or {}",

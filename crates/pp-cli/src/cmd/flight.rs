@@ -3,7 +3,7 @@
 use pp_command::print_result;
 use pp_contract::FaultKind;
 use pp_job::Error;
-use pp_job::internal::Analysis;
+use pp_job::command_line::Analysis;
 
 use crate::args::FlightArgs;
 use pp_job::output::{one_file_each, write_file};

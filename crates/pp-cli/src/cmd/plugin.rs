@@ -27,7 +27,7 @@ use rustix::io::Errno;
 
 use crate::args::{PluginArgs, check_plugin_args};
 use pp_job::Error;
-use pp_job::internal::{SUPERVISOR, stuck_after};
+use pp_job::command_line::{SUPERVISOR, stuck_after};
 use worker::Word;
 pub(crate) use worker::work;
 

@@ -3,7 +3,7 @@
 use pp_command::env::Env;
 use pp_command::{KernelChoice, TransportChoice, backend};
 use pp_contract::{DeviceName, Pipeline, Rank};
-use pp_job::internal::check_world;
+use pp_job::command_line::check_world;
 use pp_job::{Config, Error, Job};
 use pp_kernels::{Description, KernelSet};
 
@@ -32,7 +32,7 @@ pub struct Checked {
 /// What is wrong with the command line or the environment, and the remedy.
 pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     check_plugin_args(&args.plugin_args)?;
-    let started = pp_job::internal::world(env.lookup());
+    let started = pp_job::command_line::world(env.lookup());
     let world = started.as_ref().ok().copied().flatten();
     let is_free = args.pipeline.is_none() && args.ranks_named().is_none();
     let is_on_the_only_gpu =

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pp_command::KernelChoice;
 use pp_command::env::Env;
 use pp_contract::{Fault, FaultKind, Pipeline};
-use pp_job::internal::say;
+use pp_job::command_line::say;
 use pp_job::output::{can_be_created, one_file_each};
 use pp_job::{Config, Error};
 use pp_kernels::SessionConfig;

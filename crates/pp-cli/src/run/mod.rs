@@ -31,7 +31,7 @@ use pp_command::KernelChoice;
 use pp_command::backend::{self, Backend};
 use pp_command::env::Env;
 use pp_contract::{DeviceName, Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
-use pp_job::internal::{say, say_aside, signal_name};
+use pp_job::command_line::{say, say_aside, signal_name};
 use pp_job::output::Shown;
 use pp_job::{Error, Finished, Opened, Profile, Program, RANK_0, ThisRank};
 use pp_kernels::{ChunkShape, KernelSet, SessionConfig};

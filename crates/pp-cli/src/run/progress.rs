@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use pp_job::internal::say_aside;
+use pp_job::command_line::say_aside;
 
 /// Time between two lines.
 const EVERY: Duration = Duration::from_secs(60);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use pp_contract::{Pipeline, Rank};
-use pp_job::internal::code_of;
+use pp_job::command_line::code_of;
 
 use super::catalogue::{End, OnPipeline};
 use super::clip;

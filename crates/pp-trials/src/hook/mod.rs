@@ -239,7 +239,7 @@ impl Arm {
         };
         // What it has sent is on its way no longer.
         if at.elapsed() >= IDLE_AFTER && self.strikes(Break::LeaveIdle, chunk) {
-            pp_job::internal::end_now(0);
+            pp_job::command_line::end_now(0);
         }
     }
 
@@ -273,7 +273,7 @@ impl Arm {
             }
         }
         if self.strikes(Break::Leave, chunk) {
-            pp_job::internal::end_now(0);
+            pp_job::command_line::end_now(0);
         }
         if self.strikes(Break::Stall, chunk) {
             std::thread::sleep(self.hook.lasts);

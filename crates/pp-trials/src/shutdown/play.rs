@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use pp_contract::Pipeline;
-use pp_job::internal::NOTICED;
+use pp_job::command_line::NOTICED;
 use pp_runtime::clock::now_ns;
 use pp_testing::net::Net;
 use pp_testing::process::Process;

@@ -6,7 +6,7 @@ use std::process::Command;
 use pp_contract::{DeviceName, FaultKind, Pipeline, Rank, with_source};
 use pp_device::Device;
 use pp_job::Error;
-use pp_job::internal::SUPERVISOR;
+use pp_job::command_line::SUPERVISOR;
 use pp_testing::process::with_variable;
 use pp_transport::launch::LocalJob;
 use pp_transport::nccl::Nccl;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pp_job::internal::SUPERVISOR;
+use pp_job::command_line::SUPERVISOR;
 use pp_testing::process::with_variable;
 
 /// What of the machine's memory has a name that ranks could have given it.

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 use pp_job::Error;
-use pp_job::internal::asking;
+use pp_job::command_line::asking;
 use pp_testing::process::end_all;
 use signal_hook::iterator::Signals;
 
@@ -58,7 +58,7 @@ fn when_interrupted(clean_up: impl FnOnce() + Send + 'static) -> Result<(), Erro
             let said = "the jobs that were running were given up, and their ranks ended";
             // Standard error may be closed.
             let _ = writeln!(std::io::stderr(), "pp: error: interrupted: {said}");
-            pp_job::internal::end_now(128 + signal as u8);
+            pp_job::command_line::end_now(128 + signal as u8);
         }
     };
     thread.spawn(wait).context("cannot start a thread")?;

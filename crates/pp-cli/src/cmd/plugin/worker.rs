@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::PluginArgs;
 use pp_job::Error;
-use pp_job::internal::{SUPERVISOR, bind_to_parent, end_now};
+use pp_job::command_line::{SUPERVISOR, bind_to_parent, end_now};
 
 /// What a worker says, one JSON value a line.
 #[derive(Debug, Serialize, Deserialize)]
