@@ -33,9 +33,8 @@ class Denoise(pp.Stage):
     arrays = "torch"
 
     def __init__(self, at):
-        layers = convolutions(sys.argv[1])
-        self.at, self.layers = at, [[t.to(at.device) for t in layer] for layer in layers]
-        self.own = range(len(layers) * at.part // at.parts, len(layers) * (at.part + 1) // at.parts)
+        self.layers = [[t.to(at.device) for t in layer] for layer in convolutions(sys.argv[1])]
+        self.own = range(len(self.layers) * at.part // at.parts, len(self.layers) * (at.part + 1) // at.parts)
 
     @staticmethod
     def outputs(inputs, at):

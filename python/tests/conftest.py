@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -9,8 +11,11 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples/python"
 
 HEAD = """
 import os, signal, sys, time
@@ -37,6 +42,32 @@ def double(chunk, out):
 """
 
 
+def needs(module: str) -> Any:
+    """A module that not every machine has. A build machine must have it."""
+    return importlib.import_module(module) if "PP_TESTS_MUST_RUN" in os.environ else pytest.importorskip(module)
+
+
+def of_package(package: str, file: str) -> str:
+    """The path of a file of an installed package, which is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        needs(package)
+        pytest.fail(f"{package} is no package")
+    return str(next(Path(spec.submodule_search_locations[0]).rglob(file)))
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports an example as if these were its arguments."""
+
+    def load(name: str, *arguments: str) -> Any:
+        monkeypatch.syspath_prepend(EXAMPLES)
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        return importlib.import_module(name)
+
+    return load
+
+
 class Film:
     """A program in a file of its own."""
 
@@ -47,7 +78,7 @@ class Film:
         self.path.write_text(HEAD + textwrap.dedent(text))
         return [sys.executable, str(self.path)]
 
-    def start(self, text: str, **env: str) -> subprocess.Popen[str]:
+    def start(self, text: str, *, seconds: float = 100, **env: str) -> subprocess.Popen[str]:
         command = self.write(text)
         environment = {**os.environ, "PP_FLIGHT_OPS": "0", **env}
         # A shell ignores SIGINT for a program in the background, and that is passed on.
@@ -61,15 +92,15 @@ class Film:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         # A test that waits for a line must not wait for ever.
-        timer = threading.Timer(100, film.kill)
+        timer = threading.Timer(seconds, film.kill)
         timer.daemon = True
         timer.start()
         return film
 
-    def run(self, text: str, **env: str) -> tuple[int, str, str]:
+    def run(self, text: str, *, seconds: float = 100, **env: str) -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""
-        film = self.start(text, **env)
-        out, error = film.communicate(timeout=120)
+        film = self.start(text, seconds=seconds, **env)
+        out, error = film.communicate(timeout=seconds + 20)
         return film.returncode, out, error
 
 

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from conftest import Film
+from conftest import Film, needs
 
 import pp_pipeline as pp
 
-torch = pytest.importorskip("torch")
+torch = needs("torch")
 
 ONE = "read@0 -> work@0 -> write@0"
 
