@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from conftest import Film
+from conftest import EXAMPLES, Film
 
 TWO = """
 if __name__ == "__main__":
@@ -355,3 +355,9 @@ def test_signal_handlers_are_the_programs_during_and_after_a_job(film: Film) -> 
     said = [line for line in out.splitlines() if line != "went"]
     assert said == ["129", "15", "noted", "interrupted"], (out, error)
     assert running.returncode == -signal.SIGTERM, error
+
+
+def test_the_server_of_the_examples_answers_each_request() -> None:
+    run = subprocess.run([sys.executable, str(EXAMPLES / "server.py")], text=True, capture_output=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    assert [line.split(" [")[0] for line in run.stdout.splitlines()] == ["ada 0", "ada 1", "bob 0", "bob 1"], run.stdout
