@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::process::{cargo, command, run as run_command, target};
-use crate::{kernels, layers, mutants, nccl_bindings, suite, tidy};
+use crate::{chosen, kernels, layers, mutants, nccl_bindings, suite, tidy};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<()> {
@@ -21,7 +21,7 @@ pub(crate) fn run() -> Result<()> {
     fuzz.arg("--no-default-features");
     fuzz.env("CARGO_TARGET_DIR", target()?);
     fuzz.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
-    let one = ["--by".to_owned(), suite::seed()];
+    let one = ["--by".to_owned(), chosen::seed()];
     let mut doc = command("nice");
     doc.args("cargo doc --workspace --no-deps --quiet".split(' '));
     doc.env("RUSTDOCFLAGS", "--deny warnings");

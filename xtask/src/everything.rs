@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
+use crate::chosen::PART;
 use crate::process::{cargo, described, run as run_command};
-use crate::suite::PART;
 use crate::{fuzz, mutants, trials};
 
 type Part = (&'static str, fn() -> Result<()>);

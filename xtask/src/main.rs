@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 
 mod bench;
 mod bundle;
+mod chosen;
 mod ci;
 mod circles;
 mod clip;
@@ -47,7 +48,7 @@ cargo xtask <command>
   placements [--part SEED] [--only TEXT...] [--jobs N]
                   the shipped job on every placement of its stages gives the bytes of one process
   python          the suite of the Python package alone
-  torch           install PyTorch for the part of the suite that needs it, once, outside of the clone (5.3 GB)
+  torch           install PyTorch for the part of the suite that needs it, once, outside of the clone (6 GB)
   wheel [--out DIR]
                   the wheel of the Python package, for any Linux with glibc and CPython 3.10 or later
   bundle [--out DIR]

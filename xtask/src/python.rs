@@ -4,9 +4,11 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::chosen::{MUST_RUN, PART, cannot_run, seed};
 use crate::process::{built, cargo, command, listed, output, root, run, target};
 
 /// The tests that need PyTorch.
@@ -39,14 +41,11 @@ pub(crate) fn test(packages: &str) -> Result<()> {
             let set = [("PP_TEST_PP", &*pp), ("PP_TEST_AOTI", &*plugin)];
             pytest(&python, &package, &TORCH_TESTS, &set)
         }
-        // A build machine may have none: what it installs is not bounded by its time.
-        None => {
-            println!(
-                "skipped: the tests with PyTorch; cargo xtask torch installs it once (5.3 GB), or PP_TORCH_VENV names an \
-                 environment that has torch, numpy and pytest"
-            );
-            Ok(())
-        }
+        None => cannot_run(
+            "the tests with PyTorch; cargo xtask torch installs it once (6 GB), or PP_TORCH_VENV names an environment that has \
+             what python/requirements-test.txt and python/requirements-torch.txt list",
+            env::var_os(MUST_RUN).is_some(),
+        ),
     }
 }
 
@@ -72,7 +71,7 @@ fn package(packages: &str) -> Result<PathBuf> {
 /// Runs tests, and says how many passed in the words of Rust's harness.
 fn pytest(python: &Path, package: &Path, tests: &[&str], set: &[(&str, &Path)]) -> Result<()> {
     let mut pytest = command(python);
-    pytest.envs(set.iter().copied());
+    pytest.envs(set.iter().copied()).env(PART, seed());
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]);
     pytest.args(tests);
     pytest
@@ -159,10 +158,12 @@ const TORCH: [&str; 2] = [
     "python/requirements-torch.txt",
 ];
 
-/// Makes the environment with PyTorch, outside of the clone.
+/// Makes the environment with PyTorch, outside of the clone, and says how long that took.
 pub(crate) fn install_torch() -> Result<()> {
+    let start = Instant::now();
     let python = environment(&cache()?, &TORCH)?;
-    println!("PyTorch is in {}", python.display());
+    let seconds = start.elapsed().as_secs();
+    println!("PyTorch is in {} ({seconds} s)", python.display());
     Ok(())
 }
 

@@ -5,26 +5,17 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
-use crate::process::{built, cargo, command, git, listed, output, run as run_command, target};
+use crate::chosen::{MUST_RUN, PART, cannot_run, seed};
+use crate::process::{built, cargo, command, listed, output, run as run_command, target};
 use crate::{python, trials};
 
-/// Set on build machines: there a check that cannot run has failed.
-const MUST_RUN: &str = "PP_TESTS_MUST_RUN";
-/// Chooses what runs of the faults, shutdowns, placements and mutants; with `all`, all faults and shutdowns run.
-pub(crate) const PART: &str = "PP_TESTS_PART";
 /// Where the plugins lie that are built with the tests.
 const BUILT: &str = "PP_TESTS_BUILT";
 /// Crates with unsafe code, and so with something for a sanitizer to find.
 const UNSAFE_CRATES: &str =
     "-p pp-device -p pp-words -p pp-meet -p pp-edges -p pp-gpu -p pp-transport -p pp-kernels";
-
-/// The value of [`PART`]; by default the commit.
-pub(crate) fn seed() -> String {
-    let commit = || git("rev-parse HEAD").unwrap_or_default();
-    env::var(PART).unwrap_or_else(|_| commit())
-}
 
 /// Runs the suite and stops at the first part that fails. Many tests wait: meanwhile the other builds use the processors,
 /// and so do the commands of `beside`, which are made once the tests are built.
@@ -122,23 +113,4 @@ pub(crate) fn host() -> Result<String> {
 fn has_sanitizer(libraries: &Path) -> Result<bool> {
     let files = listed(libraries)?;
     Ok((files.iter()).any(|file| file.to_string_lossy().ends_with("_rt.asan.a")))
-}
-
-/// Says that a check was left out, or fails where none may be.
-fn cannot_run(what: &str, must_run: bool) -> Result<()> {
-    ensure!(!must_run, "{MUST_RUN} is set, and this cannot run: {what}");
-    println!("skipped: {what}");
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_check_that_cannot_run_fails_where_it_must() {
-        assert!(cannot_run("a check", false).is_ok());
-        let error = cannot_run("a check", true).unwrap_err().to_string();
-        assert!(error.contains("PP_TESTS_MUST_RUN") && error.contains("a check"));
-    }
 }
