@@ -91,12 +91,6 @@ class _NumPy:
     def count(self) -> int:
         return sys.getrefcount(self.root) + sys.getrefcount(self.tensor)
 
-    def begin(self) -> None:
-        pass
-
-    def was_written(self) -> bool | None:
-        return None
-
 
 class _Torch:
     """One tensor of a slot as a PyTorch tensor."""
@@ -126,7 +120,7 @@ class _Torch:
     def begin(self) -> None:
         self.version = self.tensor._version
 
-    def was_written(self) -> bool | None:
+    def was_written(self) -> bool:
         return bool(self.tensor._version != self.version)
 
 
@@ -177,6 +171,8 @@ class Views(Mapping[str, Any]):
         self._writes = writes
         self._said: set[str] = set()
         self._checks = list(self._views.items())
+        # NumPy has no versions: nothing is known of writes.
+        self._versions = [(name, view) for name, view in self._checks if isinstance(view, _Torch)]
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -196,8 +192,9 @@ class Views(Mapping[str, Any]):
         return len(self._tensors)
 
     def _begin(self) -> None:
-        self._said.clear()
-        for _, view in self._checks:
+        if self._said:
+            self._said.clear()
+        for _, view in self._versions:
             view.begin()
 
     def _end(self, stage: str) -> None:
@@ -210,9 +207,8 @@ class Views(Mapping[str, Any]):
                         f"{stage} keeps tensor {name!r} beyond its call, and the memory is used for another chunk next: "
                         "copy it (.copy() in NumPy, .clone() in PyTorch)"
                     )
+        for name, view in self._versions:
             written = view.was_written()
-            if written is None:
-                continue
             if self._writes and not written and name not in self._said:
                 raise RuntimeError(
                     f"{stage} did not write tensor {name!r}: use out[{name!r}].copy_(...), or call out.written({name!r}) where "

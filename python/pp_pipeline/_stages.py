@@ -54,20 +54,48 @@ class Item:
 class Chunk(Views):
     """What a stage receives: tensors by name. It is good until the stage returns.
 
-    `index` is its number in the stream. In a ring, `lap` is how often it was here before, and `laps` how often it comes in all.
-    `starts_epoch` says that nothing of the chunks before may influence it. `is_context` says that it was here before a rank was
-    started again, and comes once more because stages must know it; what is made of it goes no further than to the sink.
+    In the sink `keep()` keeps it.
     """
 
-    index = 0
-    lap = 0
-    laps = 1
-    starts_epoch = False
-    stream = 0
-    is_context = False
+    # Its number, its lap, how many laps there are, whether it starts an epoch, and its stream; and how many chunks before another one
+    # it goes along.
+    _at: tuple[int, int, int, bool, int] = (0, 0, 1, False, 0)
+    _back = 0
     _note: bytes | None = None
     _hold: Hold | None = None
     _may_keep = False
+
+    @property
+    def index(self) -> int:
+        """Its number in its stream, from 0."""
+        return self._at[0] - self._back
+
+    @property
+    def lap(self) -> int:
+        """In a ring, how often it was here before."""
+        return self._at[1]
+
+    @property
+    def laps(self) -> int:
+        """In a ring, how often it comes in all."""
+        return self._at[2]
+
+    @property
+    def starts_epoch(self) -> bool:
+        """Whether nothing of the chunks before, in its stream, may influence it."""
+        return self._at[3]
+
+    @property
+    def stream(self) -> int:
+        """The number of its stream, where the job has several."""
+        return self._at[4]
+
+    @property
+    def is_context(self) -> bool:
+        """Whether it was here before a rank was started again, and comes once more because stages must know it. What is made of it
+        goes no further than to the sink.
+        """
+        return self._back > 0
 
     def keep(self) -> Hold:
         """In the sink: keeps the chunk beyond the call, until `release()` of what this returns is called, from any thread.
@@ -213,7 +241,6 @@ def inference(stage: Any, arrays: str) -> Callable[[], Any] | None:
     return under
 
 
-# Where a chunk stands: its number, its lap, how many laps there are, whether it starts an epoch, and its stream.
 _At = tuple[int, int, int, bool, int]
 # The note of a chunk, and those of the chunks before that go along, the nearest first, each with a line end behind it.
 _Notes = tuple[bytes | None, bytes | None]
@@ -228,33 +255,28 @@ class StageCall:
         self.ends = getattr(stage, "end_stream", lambda stream: None)
         self.finish = getattr(stage, "finish", lambda: None)
         self._outputs = outputs
-        self._layouts: dict[tuple[Layout, int], Layout] = {}
+        self._ready: dict[tuple[Memory | None, Layout, Memory | None, int], tuple[list[tuple[Chunk, Out]], Layout]] = {}
         self._in, self._out = Slots(Chunk, arrays, False), Slots(Out, arrays, True)
         self._under = inference(stage, arrays)
 
     def call(self, memory: Memory | None, layout: Layout, out: Memory | None, at: _At, notes: _Notes) -> Layout:
         note, past = notes
-        before = past.split(b"\n")[:-1] if past is not None else []
-        made = self._layouts.get((layout, len(before)))
-        if made is None:
-            made = self._made(layout, len(before), out)
-        for back in range(len(before), 0, -1):
-            self._call((memory, layout), (out, made), at, (before[back - 1], back, back == len(before)))
-        self._call((memory, layout), (out, made), at, (note, 0, not before))
+        before = past.count(b"\n") if past is not None else 0
+        ready = self._ready.get((memory, layout, out, before))
+        if ready is None:
+            ready = self._prepared(memory, layout, out, before)
+        calls, made = ready
+        if past is not None:
+            # The oldest of them starts the epoch.
+            rest, own = (*at[:3], False, at[4]), past.split(b"\n")
+            for back in range(before, 0, -1):
+                self._call(*calls[back], at if back == before else rest, own[back - 1])
+            at = rest
+        self._call(*calls[0], at, note)
         return made
 
-    def _call(
-        self,
-        given: tuple[Memory | None, Layout],
-        made: tuple[Memory | None, Layout],
-        at: _At,
-        which: tuple[bytes | None, int, bool],
-    ) -> None:
-        note, back, is_first = which
-        chunk, result = self._in.get(*given, back), self._out.get(*made, back)
-        chunk._note = note
-        index, chunk.lap, chunk.laps, starts_epoch, chunk.stream = at
-        chunk.index, chunk.starts_epoch, chunk.is_context = index - back, starts_epoch and is_first, back > 0
+    def _call(self, chunk: Chunk, result: Out, at: _At, note: bytes | None) -> None:
+        chunk._at, chunk._note = at, note
         chunk._begin()
         result._begin()
         if self._under is None:
@@ -265,6 +287,21 @@ class StageCall:
         chunk._end(self._name)
         result._end(self._name)
 
+    def _prepared(
+        self, memory: Memory | None, layout: Layout, out: Memory | None, before: int
+    ) -> tuple[list[tuple[Chunk, Out]], Layout]:
+        """The views of the chunk, and of those that go along, the nearest first; and what the stage makes."""
+        made = self._made(layout, before, out)
+        calls = []
+        for back in range(before + 1):
+            chunk = self._in.get(memory, layout, back)
+            chunk._back = back
+            calls.append((chunk, self._out.get(out, made, back)))
+        if len(self._ready) >= Slots._MOST:
+            self._ready.clear()
+        self._ready[memory, layout, out, before] = calls, made
+        return calls, made
+
     def _made(self, layout: Layout, before: int, out: Memory | None) -> Layout:
         own, *past = [self._outputs(specs_of(rows_of(layout, back))) for back in range(before + 1)]
         made = layout_of(own, past)
@@ -273,9 +310,6 @@ class StageCall:
                 f"{self._name} makes {made.payload_bytes} bytes, and a slot has {out.bytes}: give the largest chunk with "
                 "most= of the job"
             )
-        if len(self._layouts) >= 64:
-            self._layouts.clear()
-        self._layouts[layout, before] = made
         return made
 
 
@@ -294,8 +328,7 @@ class SinkCall:
         if chunk._hold is not None:
             # It was released, and its memory has another chunk now.
             chunk._end(self._name)
-        chunk.index, chunk.lap, chunk.laps, chunk.starts_epoch, chunk.stream = at
-        chunk._note = notes[0]
+        chunk._at, chunk._note = at, notes[0]
         chunk._begin()
         if self._take is None:
             # The caller has it for longer than this call.
