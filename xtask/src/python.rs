@@ -23,8 +23,7 @@ const TORCH_TESTS: [&str; 4] = [
 /// builds: what was built with the whole workspace differs from what is built alone.
 pub(crate) fn test(packages: &str) -> Result<()> {
     let package = package(packages)?;
-    let requirements = "python/requirements-test.txt";
-    let python = environment(&target()?.join("python"), &[requirements])?;
+    let python = Environment::of(&target()?.join("python"), &TESTS)?.make()?;
     let mut types = command(&python);
     types.args(["-m", "mypy", "--strict", "-p", "pp_pipeline"]);
     types.args(["--config-file", "python/pyproject.toml"]);
@@ -93,34 +92,54 @@ fn pytest(python: &Path, package: &Path, tests: &[&str], set: &[(&str, &Path)]) 
     ended
 }
 
-/// The Python of a virtual environment with what these files list; it is made unless it is there.
-fn environment(folder: &Path, requirements: &[&str]) -> Result<PathBuf> {
-    let mut listed = String::new();
-    for file in requirements {
-        listed += &fs::read_to_string(root().join(file))
-            .with_context(|| format!("cannot read {file}"))?;
+/// A virtual environment with what some files list.
+struct Environment {
+    place: PathBuf,
+    requirements: &'static [&'static str],
+}
+
+impl Environment {
+    /// The one in this folder, which may not be made yet.
+    fn of(folder: &Path, requirements: &'static [&'static str]) -> Result<Self> {
+        let mut listed = String::new();
+        for file in requirements {
+            listed += &fs::read_to_string(root().join(file))
+                .with_context(|| format!("cannot read {file}"))?;
+        }
+        Ok(Self {
+            place: folder.join(format!("venv-{:016x}", digest(&listed))),
+            requirements,
+        })
     }
-    let place = folder.join(format!("venv-{:016x}", digest(&listed)));
-    let python = place.join("bin/python");
-    // Written last, so an environment that has it is whole.
-    let mark = place.join("complete");
-    if mark.exists() {
-        return Ok(python);
+
+    /// Its Python, if it was made.
+    fn made(&self) -> Option<PathBuf> {
+        // Written last, so an environment that has it is whole.
+        let is_whole = self.place.join("complete").exists();
+        is_whole.then(|| self.place.join("bin/python"))
     }
-    if place.exists() {
-        fs::remove_dir_all(&place)?;
+
+    /// Its Python; it is made unless it is there.
+    fn make(&self) -> Result<PathBuf> {
+        if let Some(python) = self.made() {
+            return Ok(python);
+        }
+        if self.place.exists() {
+            fs::remove_dir_all(&self.place)?;
+        }
+        fs::create_dir_all(&self.place)?;
+        run(command("python3").args(["-m", "venv"]).arg(&self.place))
+            .context("cannot make a virtual environment; Debian's package is python3-venv")?;
+        let python = self.place.join("bin/python");
+        let mut install = command(&python);
+        install.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:"]);
+        for file in self.requirements {
+            install.args(["--requirement", file]);
+        }
+        run(install.env("PIP_DISABLE_PIP_VERSION_CHECK", "1"))?;
+        fs::write(self.place.join("complete"), "")?;
+        Ok(python)
     }
-    fs::create_dir_all(folder)?;
-    run(command("python3").args(["-m", "venv"]).arg(&place))
-        .context("cannot make a virtual environment; Debian's package is python3-venv")?;
-    let mut install = command(&python);
-    install.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:"]);
-    for file in requirements {
-        install.args(["--requirement", file]);
-    }
-    run(install.env("PIP_DISABLE_PIP_VERSION_CHECK", "1"))?;
-    fs::write(mark, "")?;
-    Ok(python)
 }
 
 /// FNV-1a, 64 bits.
@@ -141,18 +160,10 @@ fn torch() -> Result<Option<PathBuf>> {
         );
         return Ok(Some(python));
     }
-    let folder = cache()?;
-    let made = TORCH
-        .iter()
-        .map(|file| fs::read_to_string(root().join(file)));
-    let listed: String = made.collect::<std::io::Result<_>>()?;
-    let place = folder.join(format!("venv-{:016x}", digest(&listed)));
-    Ok(place
-        .join("complete")
-        .exists()
-        .then(|| place.join("bin/python")))
+    Ok(Environment::of(&cache()?, &TORCH)?.made())
 }
 
+const TESTS: [&str; 1] = ["python/requirements-test.txt"];
 const TORCH: [&str; 2] = [
     "python/requirements-test.txt",
     "python/requirements-torch.txt",
@@ -161,7 +172,7 @@ const TORCH: [&str; 2] = [
 /// Makes the environment with PyTorch, outside of the clone, and says how long that took.
 pub(crate) fn install_torch() -> Result<()> {
     let start = Instant::now();
-    let python = environment(&cache()?, &TORCH)?;
+    let python = Environment::of(&cache()?, &TORCH)?.make()?;
     let seconds = start.elapsed().as_secs();
     println!("PyTorch is in {} ({seconds} s)", python.display());
     Ok(())
@@ -174,17 +185,15 @@ fn cache() -> Result<PathBuf> {
     Ok(cache.context("HOME is not set")?.join("pp-pipeline"))
 }
 
-/// Builds the wheel that installs without Rust.
+/// Builds the wheel that installs without Rust, on systems whose C library is at least as new as that of this one.
 pub(crate) fn wheel(args: &[String]) -> Result<()> {
     let out = match args {
         [] => target()?.join("wheels-made"),
         [flag, folder] if flag == "--out" => PathBuf::from(folder),
         _ => bail!("cargo xtask wheel [--out DIR]"),
     };
-    let python = environment(
-        &target()?.join("python"),
-        &["python/requirements-wheel.txt"],
-    )?;
+    let folder = target()?.join("python");
+    let python = Environment::of(&folder, &["python/requirements-wheel.txt"])?.make()?;
     let maturin = python.with_file_name("maturin");
     let mut build: Command = command(maturin);
     build.args("build --release --strip --manifest-path python/Cargo.toml --out".split(' '));
