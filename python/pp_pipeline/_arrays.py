@@ -72,8 +72,10 @@ def _ml_dtype(name: str) -> Any:
     return np.dtype(getattr(ml_dtypes, _TYPES[name][1]))
 
 
-def _array(memory: Memory, name: str, shape: tuple[int, ...], offset: int, size: int) -> np.ndarray[Any, Any]:
+def _array(memory: Memory | None, name: str, shape: tuple[int, ...], offset: int, size: int) -> np.ndarray[Any, Any]:
     """The root of all views of a tensor: NumPy collapses chains of views, so each slice counts as its user."""
+    if memory is None:
+        return np.empty(shape, _TYPES[name][0])
     return np.asarray(memory.window(offset, size, shape, _TYPES[name][0]))
 
 
@@ -82,7 +84,7 @@ class _NumPy:
 
     __slots__ = ("root", "tensor", "users")
 
-    def __init__(self, memory: Memory, name: str, shape: tuple[int, ...], offset: int, size: int, writes: bool) -> None:
+    def __init__(self, memory: Memory | None, name: str, shape: tuple[int, ...], offset: int, size: int, writes: bool) -> None:
         self.root = _array(memory, name, shape, offset, size)
         self.tensor = self.root.view(_ml_dtype(name)) if name in _NOT_IN_NUMPY else self.root.view()
         self.tensor.flags.writeable = writes
@@ -97,7 +99,7 @@ class _Torch:
 
     __slots__ = ("tensor", "users", "version", "_use_count")
 
-    def __init__(self, memory: Memory, name: str, shape: tuple[int, ...], offset: int, size: int, writes: bool) -> None:
+    def __init__(self, memory: Memory | None, name: str, shape: tuple[int, ...], offset: int, size: int, writes: bool) -> None:
         import torch
 
         self._use_count = torch._C._storage_Use_Count
@@ -110,7 +112,7 @@ class _Torch:
         self.users = self.count()
 
     @staticmethod
-    def _raw(torch: Any, memory: Memory, offset: int, size: int) -> Any:
+    def _raw(torch: Any, memory: Memory | None, offset: int, size: int) -> Any:
         return torch.from_numpy(_array(memory, "u8", (size,), offset, size))
 
     def count(self) -> int:
@@ -130,8 +132,8 @@ class _Cuda(_Torch):
     __slots__ = ()
 
     @staticmethod
-    def _raw(torch: Any, memory: Memory, offset: int, size: int) -> Any:
-        if size == 0:
+    def _raw(torch: Any, memory: Memory | None, offset: int, size: int) -> Any:
+        if memory is None or size == 0:
             return torch.empty(0, dtype=torch.uint8, device="cuda")
         return torch.as_tensor(memory.window(offset, size, (size,), "|u1"), device="cuda")
 
@@ -161,8 +163,10 @@ class Views(Mapping[str, Any]):
         self._rows = rows
         self._views: dict[str, _NumPy | _Torch] = {}
         self._tensors: dict[str, Any] = {}
-        for name, dtype, shape, offset, size in rows if memory is not None else []:
-            assert memory is not None
+        for name, dtype, shape, offset, size in rows:
+            # A member of a group that does not lead has no slot.
+            if memory is None and size > 0:
+                continue
             self._views[name] = made = view(memory, dtype, shape, offset, size, writes)
             self._tensors[name] = made.tensor
         # With the user of the dict.

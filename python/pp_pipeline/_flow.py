@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _native
@@ -44,7 +44,10 @@ class Run:
         self._running = running
         self._program = program
         self.is_rank_0 = is_rank_0
-        self._is_over = False
+        self.check = program.check
+        self._is_over = self._is_left = False
+        # The caller has heard what ended the job.
+        self.is_told = False
         self._end: _native.EndError | None = None
 
     def is_over(self, seconds: float) -> bool:
@@ -63,7 +66,9 @@ class Run:
             if interrupt is None:
                 break
             seconds = _LOOK_EVERY
-        if self._end is not None:
+        # A caller that has left the job knows why it ended.
+        if self._end is not None and not (self._is_left and interrupt is None):
+            self.is_told = True
             self._raise(self._end, interrupt)
         if interrupt is not None:
             raise interrupt
@@ -86,8 +91,23 @@ class Run:
         summary = self._running.summary
         return Summary(*summary) if summary is not None else None
 
+    def tell(self) -> None:
+        """Raises what has ended the job, which takes nothing any more, unless the caller has ended it or knows it."""
+        if not self._is_left and not self.is_told:
+            self.finish()
+
+    def leave(self, is_raising: bool, is_closed: bool) -> None:
+        """The caller leaves the job, which ends at once. If the job takes nothing any more, it has ended by itself: that is raised,
+        unless the caller raises or knows it.
+        """
+        if is_closed and not is_raising and not self.is_told:
+            self.finish()
+        elif not self._is_over:
+            self.abort()
+
     def abort(self) -> None:
         """Ends the job at once and waits for that."""
+        self._is_left = True
         self._running.abort()
         try:
             self.finish()
@@ -135,22 +155,33 @@ class Stream:
         """Adds a chunk, an array, a dict of them or an `Item`. Waits for room; returns False after `timeout` seconds without."""
         given = self._given(chunk)
         left = timeout
-        while not self._native.push(*given, _LOOK_EVERY if left is None else min(left, _LOOK_EVERY)):
-            if left is not None:
-                left -= _LOOK_EVERY
-                if left <= 0:
-                    return False
+        try:
+            while not self._native.push(*given, _LOOK_EVERY if left is None else min(left, _LOOK_EVERY)):
+                if left is not None:
+                    left -= _LOOK_EVERY
+                    if left <= 0:
+                        return False
+        except RuntimeError:
+            if self._native.is_closed:
+                self._run.tell()
+            raise
         return True
 
     async def push_async(self, chunk: Any) -> None:
         """Adds a chunk as `push` does, and waits for room without holding up the event loop."""
         given = self._given(chunk)
         self._use_loop()
-        while not self._native.push(*given, 0.0):
-            await self._again()
+        try:
+            while not self._native.push(*given, 0.0):
+                await self._again()
+        except RuntimeError:
+            if self._native.is_closed:
+                await _in_thread(self._run.tell)
+            raise
 
     def _given(self, chunk: Any) -> tuple[Any, str | None, bool]:
         item = item_of(chunk)
+        self._run.check(item)
         if not self._tells:
             return item, item.cut, False
         if item.cut == "hard":
@@ -161,7 +192,7 @@ class Stream:
 
     def end(self) -> None:
         """Nothing more is pushed."""
-        self._native.end(self._tells)
+        self._native.end()
 
     def __len__(self) -> int:
         """Chunks that wait to be taken into the job."""
@@ -201,8 +232,8 @@ class Stream:
 
         loop = asyncio.get_running_loop()
         if self._loop is None:
-            self._loop = loop
-            self._native.calls(lambda: loop.call_soon_threadsafe(self._wake))
+            self._loop, own = loop, weakref.ref(self)
+            self._native.calls(lambda: loop.call_soon_threadsafe(_wake, own))
         elif self._loop is not loop:
             raise RuntimeError("a stream is used in one event loop: begin another stream")
 
@@ -212,12 +243,6 @@ class Stream:
         self._waiters.append(waiter)
         return waiter
 
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
     def __enter__(self) -> Stream:
         return self
 
@@ -226,13 +251,25 @@ class Stream:
         self._native.leave()
 
 
+def _wake(stream: weakref.ref[Stream]) -> None:
+    """Wakes the coroutines that wait for a stream, which must not live on for that."""
+    own = stream()
+    if own is not None:
+        waiters, own._waiters = own._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
 class Flow(Stream):
     """A job that is pushed into and pulled from. A result is lent until the next one is asked for. `with` ends the job."""
 
     def __init__(self, flow: _native.Flow, native: _native.Stream, run: Run) -> None:
         super().__init__(native, run, tells=False)
         self._flow = flow
+        # One of each: a result is given back when the next one is asked for, also by another loop.
         self._pulled = self._results()
+        self._pulled_by_coroutines = self._pulled_async()
 
     def _results(self) -> Generator[Chunk, None, None]:
         """Lends each result until the next is asked for. Leaving early ends the job."""
@@ -246,7 +283,7 @@ class Flow(Stream):
                     self._run.finish()
                     is_done = True
                     return
-        except (JobError, KeyboardInterrupt):
+        except JobError:
             is_done = True
             raise
         finally:
@@ -262,6 +299,9 @@ class Flow(Stream):
 
     def __iter__(self) -> Iterator[Chunk]:
         return self._pulled
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self._pulled_by_coroutines
 
     async def _pulled_async(self) -> AsyncIterator[Chunk]:
         self._use_loop()
@@ -279,11 +319,9 @@ class Flow(Stream):
     def __enter__(self) -> Flow:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         self.end()
-        self._pulled.close()
-        if not self._run._is_over:
-            self._run.abort()
+        self._run.leave(kind is not None, self._native.is_closed)
 
     async def __aenter__(self) -> Flow:
         return self
@@ -293,7 +331,8 @@ class Flow(Stream):
 
 
 class Streams:
-    """A job of several streams, each with its order, its end and its results. `with` ends the job, at once where streams have not ended.
+    """A job of several streams, each with its order, its end and its results. `with` ends the job: at once, unless all streams have
+    ended and nobody is to pull a result any more.
 
     A stream whose results nobody pulls holds up no other. A result is the caller's own, copied out of its slot.
     """
@@ -303,24 +342,21 @@ class Streams:
 
     def begin(self) -> Stream:
         """Begins a stream; also while others run."""
-        return Stream(self._flow.stream(), self._run, tells=True)
+        return Stream(self._flow.stream(True), self._run, tells=True)
 
     def finish(self) -> Summary | None:
-        """No stream begins any more. Waits until all have ended and every chunk has come to the sink."""
-        self._flow.end()
+        """No stream begins any more. Waits until all have ended and every chunk has come to the sink; results can still be pulled."""
+        self._flow.flush()
         return self._run.finish()
 
     def __enter__(self) -> Streams:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._flow.end()
-        if kind is None and self._flow.is_through:
-            self._run.finish()
-        elif not self._run._is_over:
-            self._run.abort()
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is None and not self._run.is_told and self._flow.is_done:
+            self.finish()
+        else:
+            self._run.leave(kind is not None, self._flow.is_closed)
 
     async def __aenter__(self) -> Streams:
         return self

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -190,6 +192,9 @@ class Job:
         terms = _Terms(
             self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report
         )
+        if "PP_SUPERVISOR_PID" in os.environ and threading.current_thread() is threading.main_thread():
+            # Rank 0 hears of Ctrl-C, and tells this rank what to do.
+            signal.signal(signal.SIGINT, lambda number, frame: None)
         is_rank_0 = placed is None or placed[0] == 0
         program = Program(
             self._places, self._given, self._most, self._arrays, self._devices, flow.lends, read, self._steps, restarts, self._profile
@@ -203,7 +208,7 @@ class Job:
 
 def _one_stream(queue: int, lends: bool) -> tuple[_native.Flow, _native.Stream]:
     flow = _native.Flow(queue, _ALL, lends)
-    stream = flow.stream()
+    stream = flow.stream(False)
     flow.end()
     return flow, stream
 

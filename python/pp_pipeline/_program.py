@@ -17,6 +17,7 @@ from ._group import Group
 from ._native import Member
 from ._stages import (
     At,
+    Item,
     SinkCall,
     SourceCall,
     Spec,
@@ -24,6 +25,8 @@ from ._stages import (
     chosen_arrays,
     item_of,
     layout_of,
+    most_of_note,
+    note_bytes,
     outputs_of,
     specs_of,
     specs_of_item,
@@ -114,6 +117,14 @@ class Program:
         if len(place.ranks) > 1:
             group = Group(place.ranks.index(rank), len(place.ranks), member, self.gpu)
         return At(rank, device, place.part, place.parts, group)
+
+    def check(self, item: Item) -> None:
+        """Refuses what the caller pushes and no slot can take, before the job has it."""
+        assert self._most is not None
+        has, may = (layout_of(of).payload_bytes for of in (specs_of_item(item), self._most))
+        if has > may:
+            raise ValueError(f"the chunk has {has} bytes, and at most {may} were announced: give the largest chunk with most= of the job")
+        note_bytes(item.note, "that was pushed", most_of_note(self._context))
 
     def open_source(self) -> tuple[SourceCall, list[int], int, int]:
         """The source, the bytes of the largest payload behind each stage, the steps, and how many chunks before it a chunk needs.

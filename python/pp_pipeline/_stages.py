@@ -321,10 +321,11 @@ class SinkCall:
         self._take, self._lends = sink, lends
         self.ends = getattr(sink, "end_stream", lambda stream: None)
         self.finish = getattr(sink, "finish", lambda: None)
-        self._in = Slots(Chunk, arrays, False)
+        self._in, self._arrays = Slots(Chunk, arrays, False), arrays
 
     def call(self, memory: Memory | None, layout: Layout, _: None, at: _At, notes: _Notes) -> Chunk | Hold | None:
-        chunk: Chunk = self._in.get(memory, layout)
+        # Chunks without bytes share no slot by which they would be told apart.
+        chunk: Chunk = self._in.get(memory, layout) if memory else Chunk(None, rows_of(layout), self._arrays, False)
         if chunk._hold is not None:
             # It was released, and its memory has another chunk now.
             chunk._end(self._name)
@@ -390,9 +391,7 @@ class SourceCall:
                 out[name].copy_(array if _arrays.is_tensor(array) else _from_numpy(array))
             else:
                 out[name][...] = array
-        # The notes of the chunks before travel together.
-        most = 4096 // self._context - 1 if self._context else 4096
-        return layout, note_bytes(item.note, number, most), self._steps_of(item, number)
+        return layout, note_bytes(item.note, number, most_of_note(self._context)), self._steps_of(item, number)
 
     def _steps_of(self, item: Item, number: int) -> int:
         steps = self._steps if item.steps is None else item.steps
@@ -412,7 +411,12 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> Any:
     return torch.from_numpy(array)
 
 
-def note_bytes(note: dict[str, Any] | None, number: int, most: int) -> bytes:
+def most_of_note(context: int) -> int:
+    """The most bytes of a note. Those of the chunks before travel together."""
+    return 4096 // context - 1 if context else 4096
+
+
+def note_bytes(note: dict[str, Any] | None, number: int | str, most: int) -> bytes:
     """A note as it travels."""
     if not note:
         return b""

@@ -33,8 +33,9 @@ impl Raised {
         StageError::new(FaultKind::Plugin, operation, detail)
     }
 
-    pub(crate) fn take(&self) -> Option<PyErr> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub(crate) fn get(&self, py: Python<'_>) -> Option<PyErr> {
+        let raised = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        raised.as_ref().map(|error| error.clone_ref(py))
     }
 }
 

@@ -69,17 +69,29 @@ impl Flow {
         self.lent.is_some()
     }
 
-    /// Whether everything that was pushed has been pulled, and all streams have ended.
+    /// Whether the job takes nothing any more.
     #[getter]
-    fn is_through(&self) -> bool {
-        self.inner.is_through()
+    fn is_closed(&self) -> bool {
+        self.inner.is_closed()
     }
 
-    /// Begins a stream.
-    fn stream(&self) -> Stream {
+    /// Whether all streams have ended, and nobody will pull a result any more.
+    #[getter]
+    fn is_done(&self) -> bool {
+        self.inner.is_done()
+    }
+
+    /// Ends the flow, and lets all that was pushed into the job, whatever waits to be pulled.
+    fn flush(&self) {
+        self.inner.flush();
+    }
+
+    /// Begins a stream. `tells` says that stages hear of its end.
+    fn stream(&self, tells: bool) -> Stream {
         let (pusher, puller) = self.inner.stream();
         Stream {
             number: pusher.number(),
+            tells,
             pusher,
             puller,
             waker: OnceLock::new(),
@@ -107,6 +119,8 @@ impl Flow {
 pub(crate) struct Stream {
     #[pyo3(get)]
     number: u32,
+    /// Stages hear of its end.
+    tells: bool,
     pusher: Pusher<Pushed, Py<PyAny>>,
     puller: Puller<Pushed, Py<PyAny>>,
     /// Calls back when a push or a pull is worth another try.
@@ -159,12 +173,12 @@ impl Stream {
         }
     }
 
-    /// Nothing more is pushed. `tells` says that stages are told. An exception ends the job, once the chunks before it are taken.
-    #[pyo3(signature = (tells=false, error=None))]
-    fn end(&self, tells: bool, error: Option<Bound<'_, PyAny>>) {
+    /// Nothing more is pushed. An exception ends the job, once the chunks before it are taken.
+    #[pyo3(signature = (error=None))]
+    fn end(&self, error: Option<Bound<'_, PyAny>>) {
         let last = match error {
             Some(error) => Some(Pushed::Raised(PyErr::from_value(error))),
-            None => tells.then_some(Pushed::End),
+            None => self.tells.then_some(Pushed::End),
         };
         self.pusher.end(last);
     }
@@ -186,6 +200,12 @@ impl Stream {
         self.puller.leave();
     }
 
+    /// Whether the job takes nothing any more.
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.pusher.is_closed()
+    }
+
     /// Whether no result comes any more: all were pulled, or the job has ended before.
     #[getter]
     fn is_over(&self) -> bool {
@@ -201,6 +221,12 @@ impl Stream {
     /// Chunks that wait.
     fn __len__(&self) -> usize {
         self.pusher.waiting()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.pusher.end(self.tells.then_some(Pushed::End));
     }
 }
 

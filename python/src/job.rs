@@ -46,7 +46,8 @@ type Summary = (u64, u32, f64);
 /// The job is aborted if this is dropped before its end.
 #[pyclass(frozen, module = "pp_pipeline._native")]
 pub(crate) struct Running {
-    job: Mutex<pp_job::Running>,
+    /// The job, and what ended it.
+    job: Mutex<(pp_job::Running, Option<Arc<Error>>)>,
     is_passed_over: bool,
     raised: Raised,
     summary: Arc<Mutex<Option<Summary>>>,
@@ -54,16 +55,25 @@ pub(crate) struct Running {
 
 #[pymethods]
 impl Running {
-    /// Waits `seconds`. Returns whether the job is over; raises what ended it, once.
+    /// Waits `seconds`. Returns whether the job is over; raises what ended it, to each who asks.
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let within = Duration::from_secs_f64(seconds.clamp(0.0, 3600.0));
-        let ended = py.detach(|| self.lock().wait_for(within));
+        let ended = py.detach(|| {
+            let (job, error) = &mut *self.lock();
+            if error.is_none() {
+                match job.wait_for(within)? {
+                    Ok(()) => {}
+                    Err(ended) => *error = Some(Arc::new(ended)),
+                }
+            }
+            Some(error.clone())
+        });
         match ended {
             None => Ok(false),
-            Some(Ok(())) => Ok(true),
-            Some(Err(error)) => {
+            Some(None) => Ok(true),
+            Some(Some(error)) => {
                 let error = self::ended(&error);
-                error.set_cause(py, self.raised.take());
+                error.set_cause(py, self.raised.get(py));
                 Err(error)
             }
         }
@@ -71,12 +81,12 @@ impl Running {
 
     /// Lets the chunks in flight finish, and ends the job.
     fn drain(&self) {
-        self.lock().drain();
+        self.lock().0.drain();
     }
 
     /// Ends the job at once.
     fn abort(&self) {
-        self.lock().abort();
+        self.lock().0.abort();
     }
 
     #[getter]
@@ -92,7 +102,7 @@ impl Running {
 }
 
 impl Running {
-    fn lock(&self) -> std::sync::MutexGuard<'_, pp_job::Running> {
+    fn lock(&self) -> MutexGuard<'_, (pp_job::Running, Option<Arc<Error>>)> {
         self.job.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -199,7 +209,7 @@ pub(crate) fn begin(
     let job = opened.map_err(|error| ended(&error))?;
     Ok(Running {
         is_passed_over: job.is_passed_over(),
-        job: Mutex::new(job),
+        job: Mutex::new((job, None)),
         raised,
         summary,
     })
@@ -269,7 +279,10 @@ impl Own {
         let rank = this.rank().get();
         self.program.call_method1(py, "enter", (rank,))?;
         let ran = py.detach(|| self.run(this));
-        self.program.call_method1(py, "leave", (rank,))?;
+        let left = self.program.call_method1(py, "leave", (rank,));
+        if ran.is_ok() {
+            left?;
+        }
         Ok(ran)
     }
 

@@ -1,8 +1,8 @@
 //! The Rust half of the Python package `pp_pipeline`: slots as memory, stages as calls, and a job with its caller.
 //!
 //! Hazard: a tensor in Python outlives the slot that it shows, and a thread that waits for Python's lock (the GIL) holds up
-//! the job. Guarantee: what Python gets keeps its memory mapped, whatever becomes of the edge; the watchdog, the lanes and
-//! the supervisor never take that lock, and the driver takes it for the calls of stages alone.
+//! the job. Guarantee: what Python gets keeps its memory mapped, whatever becomes of the edge; the watchdog and the lanes never
+//! take that lock, and the driver takes it for the calls of stages, and to wake a coroutine that waits for it.
 //!
 //! Choices: the tensors are made in Python, where NumPy and PyTorch are. Here are addresses, layouts and queues.
 

@@ -9,6 +9,7 @@ import importlib.util
 import queue
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -280,6 +281,91 @@ def test_what_ends_the_job_reaches_each_stream() -> None:
         both[0].push(np.zeros(8, np.float32))
 
 
+def fail(chunk: pp.Chunk, out: pp.Out) -> None:
+    raise ValueError("out of cheese")
+
+
+def test_leaving_a_server_tells_what_ended_the_job() -> None:
+    def wait_for_the_end(stream: pp.Stream) -> None:
+        while not stream._native.is_closed:
+            time.sleep(0.001)
+
+    for pushes_again in (False, True):
+        with pytest.raises(pp.StageError, match="out of cheese"):
+            with Job(ONE, work=fail, most=MOST).open() as flow:
+                flow.push(np.zeros(8, np.float32))
+                wait_for_the_end(flow)
+                if pushes_again:
+                    flow.push(np.zeros(8, np.float32))
+        with pytest.raises(pp.StageError, match="out of cheese"):
+            with Job(ONE, work=fail, most=MOST).streams() as streams:
+                stream = streams.begin()
+                stream.push(np.zeros(8, np.float32))
+                wait_for_the_end(stream)
+                if pushes_again:
+                    stream.push(np.zeros(8, np.float32))
+
+
+def test_streams_that_were_left_end_the_job_in_good_order() -> None:
+    Sum.ended = []
+    for _ in range(10):
+        with Job(ONE, work=Sum, most=MOST).streams() as streams:
+            with streams.begin() as stream:
+                stream.push(np.ones(8, np.float32))
+            dropped = streams.begin()
+            dropped.push(np.ones(8, np.float32))
+            del dropped
+    assert sorted(Sum.ended) == 10 * [0] + 10 * [1]
+
+
+def test_each_of_several_threads_hears_of_a_fault() -> None:
+    for _ in range(10):
+        heard: list[str] = []
+
+        def pull(stream: pp.Stream) -> None:
+            try:
+                for _ in stream:
+                    pass
+                heard.append("nothing")
+            except pp.StageError as error:
+                heard.append(str(error.stage))
+
+        with Job(ONE, work=fail, most=MOST).streams() as streams:
+            begun = [streams.begin() for _ in range(4)]
+            threads = [threading.Thread(target=pull, args=(stream,)) for stream in begun]
+            for thread in threads:
+                thread.start()
+            begun[0].push(np.zeros(8, np.float32))
+            for thread in threads:
+                thread.join()
+            # The caller of this thread has not heard of it.
+            with pytest.raises(pp.StageError):
+                next(iter(begun[0]))
+        assert heard == 4 * ["work"]
+
+
+def test_what_no_slot_can_take_is_refused_at_the_push() -> None:
+    with Job(ONE, work=double, most=MOST).open() as flow:
+        for chunk, words in ((np.zeros(9, np.float32), "has 36 bytes"), (np.array(["a"]), "is no type that travels")):
+            with pytest.raises((ValueError, TypeError), match=words):
+                flow.push(chunk)
+        with pytest.raises(ValueError, match="at most 4,096 travel"):
+            flow.push(pp.Item({"x": np.zeros(8, np.float32)}, note={"text": 5000 * "a"}))
+        flow.push(np.ones(8, np.float32))
+        assert float(next(iter(flow))["x"][0]) == 2
+
+
+def test_chunks_without_bytes_keep_their_notes() -> None:
+    items = [pp.Item({"x": np.zeros((0, 3), np.float32)} if n % 2 else {}, note={"n": n}) for n in range(6)]
+    got = [(chunk.index, chunk.note["n"]) for chunk in Job(ONE, read=items, work=double_all, most=MOST)]
+    assert got == [(n, n) for n in range(6)]
+
+
+def double_all(chunk: pp.Chunk, out: pp.Out) -> None:
+    for name in out:
+        out[name][...] = 2 * chunk[name]
+
+
 def test_coroutines_push_and_pull() -> None:
     async def serve(stream: pp.Stream) -> list[float]:
         async def push() -> None:
@@ -300,6 +386,36 @@ def test_coroutines_push_and_pull() -> None:
         return [one, *several]
 
     assert asyncio.run(program()) == 4 * [[0, 2, 4, 6, 8, 10]]
+
+
+def test_results_are_lent_to_one_loop_after_the_other() -> None:
+    async def program() -> list[float]:
+        got = []
+        async with Job(ONE, work=double, most=MOST).open() as flow:
+            for chunk in chunks(12):
+                await flow.push_async(chunk)
+                async for result in flow:
+                    got.append(float(result["x"][0]))
+                    break
+        return got
+
+    assert asyncio.run(program()) == [2.0 * n for n in range(12)]
+
+
+def test_a_stream_that_was_used_by_a_coroutine_is_freed() -> None:
+    async def program() -> None:
+        async with Job(ONE, work=double, most=MOST).streams() as streams:
+            stream = streams.begin()
+            await stream.push_async(np.zeros(8, np.float32))
+            stream.end()
+            assert [float(chunk["x"][0]) async for chunk in stream] == [0]
+            freed.append(weakref.ref(stream))
+            del stream
+
+    freed: list[Any] = []
+    asyncio.run(program())
+    gc.collect()
+    assert freed[0]() is None
 
 
 def test_a_coroutine_hears_of_a_fault() -> None:

@@ -134,8 +134,12 @@ impl Job<'_> {
         flow: &Flow<T, R>,
         rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error> + Send + 'static,
     ) -> Result<Running, Error> {
-        let flow = flow.clone();
-        self.open_then(move || flow.close(), rank)
+        let own = flow.clone();
+        let opened = self.open_then(move || own.close(), rank);
+        if opened.is_err() {
+            flow.close();
+        }
+        opened
     }
 
     fn open_then(

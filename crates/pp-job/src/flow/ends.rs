@@ -1,5 +1,6 @@
 //! The four ends of a flow: two of the program, for each stream, and two of the job.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::poll_fn;
@@ -131,14 +132,19 @@ impl<T, R> Pusher<T, R> {
     }
 
     /// Ends the stream: nothing more is pushed, but for `last`, which finds room in every queue.
-    pub fn end(&self, last: Option<T>) {
+    pub fn end(&self, mut last: Option<T>) {
+        // What is not pushed is dropped without the lock.
+        let last = &mut last;
         self.flow.change(|state| {
             let Some(stream) = state.streams.get_mut(&self.number) else {
                 return Vec::new();
             };
             if !stream.is_ended {
-                let last = last.filter(|_| !state.is_closed);
-                stream.waiting.extend(last.map(|last| (last, Cut::None)));
+                if !state.is_closed {
+                    stream
+                        .waiting
+                        .extend(last.take().map(|last| (last, Cut::None)));
+                }
                 stream.is_ended = true;
             }
             let wakers = stream.wake();
@@ -148,6 +154,12 @@ impl<T, R> Pusher<T, R> {
             state.ring();
             wakers
         });
+    }
+
+    /// Says whether the job takes nothing any more.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.flow.is_closed()
     }
 
     /// Chunks that wait to be taken into the job.
@@ -195,28 +207,30 @@ impl<T, R> Puller<T, R> {
             state.ring();
             return Poll::Ready(Some(result));
         }
-        if is_over || stream.is_through() {
+        if is_over || stream.is_left || stream.is_through() {
             return Poll::Ready(None);
         }
         stream.wait(context.waker());
         Poll::Pending
     }
 
-    /// Nobody pulls any more: results of the stream are dropped, also those that come later.
+    /// Nobody pulls any more: results of the stream are dropped, also those that come later. A pull that waits ends.
     pub fn leave(&self) {
-        let mut state = self.flow.state();
-        let Some(stream) = state.streams.get_mut(&self.number) else {
-            return;
-        };
-        stream.is_left = true;
-        // Whatever is in a result is dropped without the lock.
-        let results = std::mem::take(&mut stream.results);
-        if stream.is_forgotten() {
-            state.streams.remove(&self.number);
-        }
-        state.ring();
-        drop(state);
-        drop(results);
+        let mut results = VecDeque::new();
+        self.flow.change(|state| {
+            let Some(stream) = state.streams.get_mut(&self.number) else {
+                return Vec::new();
+            };
+            stream.is_left = true;
+            // Whatever is in a result is dropped without the lock.
+            results = std::mem::take(&mut stream.results);
+            let wakers = stream.wake();
+            if stream.is_forgotten() {
+                state.streams.remove(&self.number);
+            }
+            state.ring();
+            wakers
+        });
     }
 
     /// Results that wait to be pulled.
@@ -233,7 +247,8 @@ impl<T, R> Puller<T, R> {
         let state = self.flow.state();
         let stream = state.streams.get(&self.number);
         stream.is_none_or(|stream| {
-            stream.results.is_empty() && (state.is_over || stream.is_through())
+            let is_over = state.is_over || stream.is_left || stream.is_through();
+            stream.results.is_empty() && is_over
         })
     }
 
@@ -294,7 +309,7 @@ impl<T, R> Inlet<T, R> {
 
     /// A chunk that was taken never comes to the sink, since a hard cut overtook it.
     pub fn is_overtaken(&self, stream: u32) {
-        self.0.change(|state| state.leaves(stream, None));
+        self.0.change(|state| state.leaves(stream, &mut None));
     }
 
     /// Chunks that wait.
@@ -378,8 +393,8 @@ pub struct Outlet<T, R>(Flow<T, R>);
 
 impl<T, R> Outlet<T, R> {
     /// Gives the stream the result of its oldest chunk that is in the job; or says that this chunk has none.
-    pub fn give(&self, stream: u32, result: Option<R>) {
-        self.0.change(|state| state.leaves(stream, result));
+    pub fn give(&self, stream: u32, mut result: Option<R>) {
+        self.0.change(|state| state.leaves(stream, &mut result));
     }
 
     /// A sink that makes of each chunk the number of its stream and a result. The plan has the number, unless there is one stream

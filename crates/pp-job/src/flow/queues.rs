@@ -112,13 +112,16 @@ impl<T, R> Queues<T, R> {
         }
     }
 
-    /// A chunk of a stream has left the job.
-    pub(super) fn leaves(&mut self, number: u32, result: Option<R>) -> Vec<Waker> {
+    /// A chunk of a stream has left the job. Takes its result out of the place if somebody may pull it.
+    pub(super) fn leaves(&mut self, number: u32, result: &mut Option<R>) -> Vec<Waker> {
         let Some(stream) = self.streams.get_mut(&number) else {
             return Vec::new();
         };
-        stream.under_way -= 1;
-        stream.results.extend(result.filter(|_| !stream.is_left));
+        // A peer may have changed which stream a chunk is of.
+        stream.under_way = stream.under_way.saturating_sub(1);
+        if !stream.is_left {
+            stream.results.extend(result.take());
+        }
         let wakers = stream.wake();
         if stream.is_forgotten() {
             self.streams.remove(&number);
@@ -197,12 +200,26 @@ impl<T, R> Flow<T, R> {
         state.ring();
     }
 
-    /// Says whether everything that was pushed has been pulled, and all streams have ended.
+    /// Says whether all streams have ended, and nobody will pull a result any more: all were pulled, or the streams were left.
     #[must_use]
-    pub fn is_through(&self) -> bool {
+    pub fn is_done(&self) -> bool {
         let state = self.state();
         let mut streams = state.streams.values();
-        streams.all(|stream| stream.is_through() && stream.results.is_empty())
+        streams.all(|stream| {
+            stream.is_ended && (stream.is_left || stream.is_through() && stream.results.is_empty())
+        })
+    }
+
+    /// Says whether the job takes nothing any more.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.state().is_closed
+    }
+
+    /// Ends the flow, and lets all that was pushed into the job, whatever waits to be pulled.
+    pub fn flush(&self) {
+        self.state().room = usize::MAX;
+        self.end();
     }
 
     /// The job is over.
