@@ -101,6 +101,41 @@ if __name__ == "__main__":
     assert (code, out) == (0, "1 True\n"), (out, error)
 
 
+@pytest.mark.parametrize("cut", [None, "flush"])
+def test_a_chunk_without_tensors_is_context_as_any_other(film: Film, cut: str | None) -> None:
+    code, out, error = film.run(
+        f"""
+        class Note(pp.Stage):
+            context = 1
+
+            def run(self, chunk, out):
+                if chunk.index == 2 and once("died"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                for name in chunk:
+                    out[name][...] = chunk[name]
+                with open(HERE / "notes", "a") as file:
+                    print(chunk.index, chunk.is_context, chunk.note["n"], [float(x[0]) for x in chunk.values()], file=file)
+
+        got = []
+
+        def read():
+            for i in range(3):
+                # So that the chunks before are context, and none is sent again as itself.
+                while len(got) < i:
+                    time.sleep(0.01)
+                x = {{}} if i == 1 else {{"x": np.full(2, 10 + i, np.float32)}}
+                yield pp.Item(x, note={{"n": i}}, cut={cut!r} if i == 1 else None)
+
+        if __name__ == "__main__":
+            done = pp.Job("read@0 -> note@1 -> write@0", read=read, note=Note, write=lambda c: got.append(c.index), restarts=1).run()
+            print(done.restarts, got)
+        """
+    )
+    assert (code, out) == (0, "1 [0, 1, 2]\n"), (out, error)
+    notes = (film.path.parent / "notes").read_text().splitlines()
+    assert notes == ["0 False 0 [10.0]", "1 False 1 []", "1 True 1 []", "2 False 2 [12.0]"], notes
+
+
 def test_context_that_cannot_travel_is_refused(film: Film) -> None:
     code, out, error = film.run(
         """

@@ -38,7 +38,8 @@ impl<E: Edges, S: Source<E::Tx>> Drop for Admitted<E, S> {
 struct Retained<E: Edges> {
     chunk: ChunkIndex,
     tensors: Manifest,
-    sending: InFlight<E::Sending>,
+    /// `None`: the payload had no bytes, so nothing was sent of it.
+    sending: Option<InFlight<E::Sending>>,
 }
 
 /// Payloads of the chunks of one epoch that were accepted last, the oldest first.
@@ -63,9 +64,7 @@ impl<E: Edges> Context<E> {
         chunk: &mut Admitted<E, S>,
         oldest: CacheEpoch,
     ) {
-        let Some(sending) = chunk.sending.take() else {
-            return;
-        };
+        let sending = chunk.sending.take();
         if self.most == 0 || chunk.place.epoch < oldest {
             return;
         }
@@ -83,7 +82,7 @@ impl<E: Edges> Context<E> {
         });
         // No code waits for these sends, and a recorder sees that one is done only when it is asked.
         for retained in &self.payloads {
-            let _ = retained.sending.is_done();
+            let _ = retained.sending.as_ref().map(InFlight::is_done);
         }
     }
 }
@@ -126,7 +125,7 @@ where
     ) -> Result<(), TransportError> {
         let sent = match chunks_back {
             0 => self.lost.and_then(|lost| lost.sending.as_ref()),
-            _ => self.retained(chunks_back).map(|retained| &retained.sending),
+            _ => (self.retained(chunks_back)).and_then(|retained| retained.sending.as_ref()),
         };
         let sent = sent.ok_or_else(|| TransportError::PayloadMismatch {
             payload_bytes: parts.iter().map(|part| part.bytes).sum(),

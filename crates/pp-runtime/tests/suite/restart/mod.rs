@@ -4,6 +4,7 @@
 //! is lost, doubled, or worked on without its context shows in the output.
 
 mod edges;
+mod empty;
 mod overtaken;
 mod recorded;
 mod stages;
