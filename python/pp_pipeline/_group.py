@@ -19,6 +19,9 @@ class Group:
     The collectives work on arrays of the host on CPUs, and on CUDA tensors on GPUs, which lie in one piece (contiguous). On a GPU
     they are issued to the rank's stream, and nothing waits. All members make the same calls in the same order, in `run`. A lost
     member ends a call of the others with an error that the job takes over: do not catch it.
+
+    A collective works on the memory itself: until it has come back, on a GPU until the stream has passed it, no other thread or
+    stream writes into its arrays, and none reads one that it writes. The caller promises that. Nothing checks it.
     """
 
     def __init__(self, member: int = 0, size: int = 1, native: Member | None = None, gpu: Any = None) -> None:
@@ -116,6 +119,13 @@ class Group:
 
             if torch.cuda.current_stream(x.device).cuda_stream != self._gpu.cuda_stream:
                 raise RuntimeError("a group works on the stream of its rank: call it where that is the current stream")
+            # Its memory may be of another stream, which would use it again once the tensor is gone.
+            try:
+                x.record_stream(self._gpu)
+            except RuntimeError:
+                # cudaMallocAsync knows only what it has allocated itself, and a slot is not.
+                if torch.cuda.get_allocator_backend() != "cudaMallocAsync":
+                    raise
         if not (x.is_contiguous() if is_tensor else x.flags.c_contiguous):
             raise ValueError("a group takes arrays that lie in one piece: make a contiguous copy")
         return (x.data_ptr() if is_tensor else x.__array_interface__["data"][0]), x.nbytes

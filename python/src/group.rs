@@ -2,7 +2,8 @@
 //!
 //! Hazard: a group is lent to the driver for one call of the stage, and Python keeps what it gets; and NumPy's and PyTorch's
 //! memory is known by its address alone. Guarantee: a member has the group only while its stage runs, and only on the thread
-//! that runs it; the addresses are those of arrays that the caller holds meanwhile.
+//! that runs it; the addresses are those of arrays that the caller holds meanwhile, and do not overlap. Not guaranteed: that no
+//! other thread writes into them meanwhile, which the caller of a collective promises.
 
 use std::mem;
 use std::ptr::NonNull;
@@ -35,6 +36,25 @@ pub(crate) enum Collective {
     Send(Range, u32),
     Receive(Range, u32),
     Barrier,
+}
+
+impl Collective {
+    /// # Errors
+    /// The memory that it reads and the memory that it writes overlap.
+    fn check(&self) -> PyResult<()> {
+        let (Self::Scatter(whole, _, part, _) | Self::Gather(part, _, whole, _)) = self else {
+            return Ok(());
+        };
+        let is_before = |a: &Range, b: &Range| b.0.checked_sub(a.0).is_some_and(|gap| gap >= a.1);
+        let are_apart = is_before(whole, part) || is_before(part, whole);
+        match whole.1 == 0 || part.1 == 0 || are_apart {
+            true => Ok(()),
+            false => Err(PyValueError::new_err(
+                "`whole` and `part` share memory, and one is read while the other is written: copy the part, or make an array \
+                 of its own for it",
+            )),
+        }
+    }
 }
 
 /// A kind of memory whose groups have collectives.
@@ -113,8 +133,9 @@ impl Together for OnGpu {
         what: &Collective,
     ) -> Result<(), TransportError> {
         let stream = &self.stream;
-        // SAFETY: the caller's promise. PyTorch, which made the tensors, gives their memory to later work of the same stream,
-        // and back to the device only once the device is done with it, as after an abort.
+        // SAFETY: the caller's promise. PyTorch, which made the tensors, knows that this stream uses their memory, gives it to
+        // later work of the same stream or once the stream has passed this work, and back to the device only once the device is
+        // done with it, as after an abort.
         unsafe {
             match what {
                 Collective::AllReduceSum(data, dtype) => {
@@ -174,8 +195,9 @@ impl Member {
         (medium, group): (&M, &mut M::Group),
         run: impl FnOnce() -> T,
     ) -> (T, Option<TransportError>) {
-        // SAFETY: the arrays are held by the caller of the collective, which waits for it; they do not overlap, since Python
-        // checks it.
+        // SAFETY: the arrays are held by the caller of the collective, which waits for it, and promises that nothing else writes
+        // into them meanwhile (see `Group` in Python); on a GPU PyTorch keeps the memory until the stream has passed the work.
+        // `Member::call` has checked that they do not overlap.
         let mut act = |what: &Collective| unsafe { medium.call(group, what) };
         let act: NonNull<Act<'_>> = NonNull::from(&mut act);
         // SAFETY: only the lifetime differs. `back` takes the pointer away before the closure ends, and it is used on this thread
@@ -195,6 +217,7 @@ impl Member {
     }
 
     fn call(&self, py: Python<'_>, what: &Collective) -> PyResult<()> {
+        what.check()?;
         let is_here = |lent: &mut Lent| lent.by == std::thread::current().id();
         let Some(mut lent) = self.lent().take_if(is_here) else {
             return Err(PyRuntimeError::new_err(

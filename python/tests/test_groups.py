@@ -127,11 +127,16 @@ def test_what_a_group_cannot_do_is_refused(film: Film) -> None:
             def run(self, chunk, out):
                 group = self.group
                 x = np.zeros(8, np.float32)
+                # Arrays side by side do not overlap.
+                group.scatter(x[:4] if group.leads else None, x[4:6])
+                group.gather(x[:2], x[2:6] if group.leads else None)
                 for wrong in (
                     lambda: group.broadcast(x, root=2),
                     lambda: group.send(x, group.member),
                     lambda: group.all_reduce(x.astype(np.float64)),
                     lambda: group.all_reduce(x[::2]),
+                    lambda: group.scatter(x, x[1:5], root=group.member),
+                    lambda: group.gather(x[4:], x, root=group.member),
                     lambda: group.gather(x, None, root=group.member),
                     lambda: group.all_reduce(chunk["x"] if group.leads else np.broadcast_to(x, (2, 8))),
                     lambda: (chunk if not group.leads else out)["y"],
@@ -170,6 +175,7 @@ def test_what_a_group_cannot_do_is_refused(film: Film) -> None:
         "nobody else: copy it",
     ):
         assert words in said[0], (words, said[0], error)
+    assert said[0].count("`whole` and `part` share memory") == 2, said[0]
 
 
 def test_a_group_of_one_does_nothing_or_copies() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import Film, needs
 
 import pp_pipeline as pp
+from pp_pipeline._group import Group
 
 torch = needs("torch")
 
@@ -163,6 +165,30 @@ def test_a_group_works_on_tensors(film: Film) -> None:
     lines = out.splitlines()
     assert code == 0 and lines[0] == "[(0.5, 2.0), (1.5, 2.0), (2.5, 2.0)]", (out, error)
     assert "wrote into tensor 'x', which it received" in lines[1], out
+
+
+def test_a_group_on_a_gpu_says_that_its_stream_uses_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor(torch.Tensor):  # type: ignore[misc]
+        def record_stream(self, stream: Any) -> None:
+            used.append(stream)
+            if is_foreign:
+                raise RuntimeError("ptr not found in ptr_info")
+
+    used: list[Any] = []
+    stream = SimpleNamespace(device=torch.device("cpu"), cuda_stream=1)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    native: Any = SimpleNamespace(all_reduce=lambda place, dtype: None)
+    group = Group(0, 2, native, stream)
+    x = torch.ones(4).as_subclass(Tensor)
+    is_foreign = False
+    group.all_reduce(x)
+    assert used == [stream]
+    is_foreign = True
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    group.all_reduce(x)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    with pytest.raises(RuntimeError, match="ptr not found"):
+        group.all_reduce(x)
 
 
 def test_each_rank_writes_a_profile(film: Film) -> None:
