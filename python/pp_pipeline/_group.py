@@ -128,6 +128,11 @@ class Group:
                     raise
         if not (x.is_contiguous() if is_tensor else x.flags.c_contiguous):
             raise ValueError("a group takes arrays that lie in one piece: make a contiguous copy")
+        if not is_tensor and not x.dtype.isnative:
+            raise ValueError(
+                f"a group takes arrays in the byte order of this machine, and this one is of type {x.dtype.str!r}: "
+                "use x.astype(x.dtype.newbyteorder('='))"
+            )
         return (x.data_ptr() if is_tensor else x.__array_interface__["data"][0]), x.nbytes
 
     def _written(self, x: Any) -> tuple[int, int]:
