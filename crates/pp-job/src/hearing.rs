@@ -58,7 +58,6 @@ pub(crate) fn on_signals(
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut jobs = jobs();
-    let is_first = jobs.running.is_empty();
     match &mut jobs.handlers {
         Some(handlers) => handlers.take(),
         None => {
@@ -72,7 +71,7 @@ pub(crate) fn on_signals(
             jobs.handlers = Some(handlers);
         }
     }
-    if let (true, Some(handlers)) = (is_first, &mut jobs.handlers) {
+    if let Some(handlers) = &mut jobs.handlers {
         handlers.keep_children();
     }
     jobs.running.push((number, Arc::new(handler)));

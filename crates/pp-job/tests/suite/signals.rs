@@ -52,3 +52,29 @@ fn a_signal_drains_the_job_that_runs_and_forgets_the_one_that_failed() {
     }
     std::thread::sleep(Duration::from_millis(300));
 }
+
+#[test]
+fn each_job_keeps_the_exit_status_of_children_while_it_runs() {
+    if !pp_testing::alone!() {
+        return;
+    }
+    let config = Config::alone(|_| None).unwrap();
+    let pipeline = "a@0 -> c@0".parse().unwrap();
+    let job = Job::new(&config, &pipeline);
+    let exit_status = || {
+        let child = std::process::Command::new("true").status();
+        child.map(|status| status.code())
+    };
+    job.run(|_| {
+        // SAFETY: no handler is set.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+        exit_status().unwrap_err();
+        job.run(|_| {
+            assert_eq!(exit_status()?, Some(0));
+            Ok(())
+        })
+    })
+    .unwrap();
+    // The program ignores it again.
+    exit_status().unwrap_err();
+}
