@@ -139,6 +139,13 @@ impl Film {
             if made.name() != if is_last { result } else { GUIDE } {
                 return Err(of_another_stage(path, self.kind));
             }
+            if !is_last && part.output.has_steps() {
+                // The memory for it is made once, before any chunk.
+                return Err(Failure::invalid(format!(
+                    "{path}: the size of the guide that part {at} makes depends on the steps of a chunk, and may depend on its \
+                     frames alone; write it again with pp_pipeline.export"
+                )));
+            }
             self.check_part(path, part, sizes)?;
             let next = about
                 .parts
@@ -203,4 +210,47 @@ fn of_another_stage(path: &str, kind: StageKind) -> Failure {
         "{path} is no package for {stage}, which takes {takes} and makes {makes}; export it with an example whose first tensor is \
          {takes}"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use pp_kernels::Chroma;
+
+    use super::*;
+
+    /// A package of two parts, whose guide has these dimensions.
+    fn check(guide: &str) -> Result<(), Failure> {
+        let config = SessionConfig::host(64, 64, Chroma::C420, 4);
+        let film = Film::of(StageKind::Middle, &config, &[])?;
+        let latents = film.spec(LATENTS, film.most(Sizes::default()))?.unwrap();
+        let [_, tokens, width] = *latents.shape().dims() else {
+            panic!("{latents}");
+        };
+        let tensor = |name: &str, dims: &str| {
+            format!(r#"{{"name": "{name}", "dtype": "bf16", "dims": {dims}}}"#)
+        };
+        let dims = format!(r#"["frames", {tokens}, {width}]"#);
+        let part = |input: String, output: String| {
+            format!(r#"{{"inputs": [{input}], "output": {output}, "tolerance": 0.01}}"#)
+        };
+        let text = format!(
+            r#"{{"format": 1, "torch": "2.15.0", "device": "cpu", "example": {{"frames": 2, "steps": 2}}, "parts": [{}, {}]}}"#,
+            part(tensor(LATENTS, &dims), tensor(GUIDE, guide)),
+            part(tensor(GUIDE, guide), tensor(RESULT, &dims)),
+        );
+        let about: About = serde_json::from_str(&text).unwrap();
+        film.check("a.pt2", &about, &config)
+    }
+
+    #[test]
+    fn a_guide_whose_size_depends_on_steps_is_refused() {
+        check(r#"["frames", 8]"#).unwrap();
+        let error = check(r#"["frames", "steps"]"#).unwrap_err();
+        assert!(
+            error
+                .message
+                .contains("a.pt2: the size of the guide that part 0 makes depends on the steps"),
+            "{error}"
+        );
+    }
 }

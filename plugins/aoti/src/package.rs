@@ -75,6 +75,12 @@ enum Named {
 }
 
 impl Tensor {
+    /// Says whether its size depends on the steps of a chunk.
+    pub(crate) fn has_steps(&self) -> bool {
+        let mut dims = self.dims.iter();
+        dims.any(|dim| matches!(dim, Dim::Named(Named::Steps)))
+    }
+
     /// The tensor of a chunk of these sizes.
     pub(crate) fn spec(&self, sizes: Sizes) -> Result<TensorSpec, Failure> {
         let dtype = DType::ALL
