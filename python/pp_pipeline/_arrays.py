@@ -187,7 +187,8 @@ class Views(Mapping[str, Any]):
                     f"tensor {name!r} is at the member that leads the group (at.group.leads): the others get it by at.group"
                 ) from None
             has = ", ".join(self._tensors) or "none"
-            raise KeyError(f"there is no tensor {name!r} here; there are {has}") from None
+            more = "; a stage that makes other tensors says so by outputs()" if self._writes else ""
+            raise KeyError(f"there is no tensor {name!r} here; there are {has}{more}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

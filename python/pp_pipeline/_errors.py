@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
+# What the command line calls otherwise, and what the package does not have.
+_WORDS = {
+    "raise PP_STUCK_MS if": "raise stuck_after= (first_after= until a chunk is through) if",
+    "PP_STUCK_MS": "stuck_after=",
+    "--devices": "devices=",
+    "--restarts": "restarts=",
+    "--depth": "depth=",
+    "does a kernel plugin call exit?": "does a stage or a library call os._exit?",
+    "a crash in a kernel plugin": "a crash in a stage or a library",
+}
+_RECORDING = re.compile(r" \(what the ranks did last: pp flight .*\)$", re.MULTILINE)
+
 
 class JobError(Exception):
     """A job ended early. The text names the rank and the operation.
@@ -45,5 +59,11 @@ class StageError(JobError):
 
 def of_end(args: tuple[str, int | None, str | None, str, int, str | None, int | None, str]) -> JobError:
     """The exception for what the job ended with."""
-    kind = StageError if args[0] == "plugin" else JobError
-    return kind(*args)
+    kind, rank, operation, line, code, stage, chunk, text = args
+    line = _RECORDING.sub("", line)
+    if kind == "plugin":
+        # The words are those of the stage.
+        return StageError(kind, rank, operation, line, code, stage, chunk, text)
+    for word, here in _WORDS.items():
+        line = line.replace(word, here)
+    return JobError(kind, rank, operation, line, code, stage, chunk, text)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import inspect
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 from . import _native
 from ._errors import of_end
 from ._flow import Flow, Run, Streams, Summary
 from ._program import Place, Program, context_of
-from ._stages import Chunk, Spec
+from ._stages import Chunk, Spec, checked_specs
 
-# Jobs that this program has begun by the command line of its process.
+# Jobs that this program has begun, but for those with a command of their own, and whether it has opened one.
 _begun = 0
 # A stage that is at work when the program ends has this long to return.
 atexit.register(_native.rest, 5.0)
@@ -74,7 +76,19 @@ class Job:
     ) -> None:
         self._places = [Place(*row) for row in _native.stages(pipeline)]
         self._pipeline = pipeline
-        self._most = dict(most) if most is not None else None
+        names = [place.name for place in self._places]
+        taken = [name for name in inspect.signature(Job.__init__).parameters if name != "stages"]
+        for name in names:
+            if name in taken:
+                raise ValueError(f"a stage cannot be called {name!r}: Job takes {', '.join(taken)} otherwise; choose another name")
+        _check("depth", depth, 1, 64)
+        _check("restarts", restarts, 0)
+        for argument, seconds in (("stuck_after", stuck_after), ("first_after", first_after)):
+            _check(argument, seconds, 0, kind=Real, what="a number of seconds")
+        for argument, given in (("devices", devices), ("command", command)):
+            if isinstance(given, str):
+                raise TypeError(f"{argument}={given!r}: give a list of strings, such as {given.split()}")
+        self._most = checked_specs("most=", most) if most is not None else None
         self._arrays = arrays
         self._devices = list(devices or [])
         self._given = stages
@@ -84,7 +98,6 @@ class Job:
         self._steps = self._checked_steps(steps)
         if profile is not None and importlib.util.find_spec("torch") is None:
             raise ImportError("profile= takes PyTorch, and it is not installed: pip install torch, or leave profile= out")
-        names = [place.name for place in self._places]
         for name in stages:
             if name not in names:
                 raise TypeError(f"there is no stage {name!r} in {pipeline!r}; a stage is given by its name in the pipeline")
@@ -98,8 +111,7 @@ class Job:
             raise TypeError(f"{self._pipeline!r} has a ring of steps: Job(..., steps=N)")
         if not has_ring and steps is not None:
             raise TypeError(f"steps={steps}, and {self._pipeline!r} has no ring (...)*steps: leave steps= out, or add one")
-        if steps is not None and not 1 <= steps <= 65535:
-            raise ValueError(f"steps={steps}: a ring is walked 1 to 65535 times")
+        _check("steps", steps, 1, 65535)
         return steps or 1
 
     def run(self) -> Summary | None:
@@ -132,6 +144,7 @@ class Job:
         On other ranks this works until the job ends, and then raises `SystemExit`.
         """
         flow, stream = _one_stream(queue, lends=True)
+        _check("queue", queue, 1)
         return Flow(flow, stream, self._open(flow))
 
     def streams(self, queue: int = 2, room: int | None = None) -> Streams:
@@ -141,6 +154,8 @@ class Job:
         many as the depth of the job, unless it is given. On other ranks this works until the job ends, and then raises `SystemExit`.
         """
         depth, restarts = self._terms[0] or _native.default_depth(self._pipeline), self._terms[1]
+        _check("queue", queue, 1)
+        _check("room", room, 1)
         for place in self._places[1:-1]:
             if restarts and context_of(self._given[place.name], place):
                 raise ValueError(
@@ -224,3 +239,13 @@ def _own_command() -> list[str]:
             "the job into a file, give command=[...], or let all stages stand on rank 0"
         )
     return [sys.executable, *arguments]
+def _check(
+    name: str, value: Any, least: int, most: int | None = None, *, kind: Any = Integral, what: str = "a whole number"
+) -> None:
+    """Refuses an argument, unless it is None, that is no such number."""
+    if value is None:
+        return
+    if not isinstance(value, kind) or not value >= least or (most is not None and value > most):
+        raise ValueError(f"{name}={value!r}: give {what} from {least}" + (f" to {most}" if most is not None else ""))
+
+

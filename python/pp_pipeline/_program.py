@@ -160,7 +160,7 @@ class Program:
         at, lap, seen = 1, 0, [specs]
         while at < len(sizes):
             place = self._places[at]
-            outputs = outputs_of(self._given[place.name], self._at(place.ranks[0], place))
+            outputs = outputs_of(place.label, self._given[place.name], self._at(place.ranks[0], place))
             specs = specs_of(rows_of(layout_of(outputs(specs))))
             slot(at, specs)
             if place.ring is not None and at == place.ring[1]:
@@ -182,7 +182,7 @@ class Program:
         member = Member()
         here = self._at(rank, place, member)
         made = _made(given, here)
-        call = StageCall(place.label, made, outputs_of(given, here), chosen_arrays(made, self._arrays, self.gpu))
+        call = StageCall(place.label, made, outputs_of(place.label, given, here), chosen_arrays(made, self._arrays, self.gpu))
         return call, member
 
     def open_sink(self, rank: int) -> tuple[SinkCall, bool]:

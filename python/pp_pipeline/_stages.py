@@ -7,7 +7,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,10 +42,11 @@ class Item:
     """A chunk that a source yields where tensors are not all: with a note for the stages and the sink, and a cut.
 
     `cut="flush"` begins a new epoch, and what is in flight goes on; `cut="hard"` drops it. `steps` is how often this chunk goes
-    through a ring that is walked once for each step: at most as often as the job says, which is meant without it.
+    through a ring that is walked once for each step: at most as often as the job says, which is meant without it. One tensor
+    alone is called "x".
     """
 
-    tensors: Mapping[str, Any]
+    tensors: Mapping[str, Any] | Any
     note: dict[str, Any] | None = None
     cut: str | None = None
     steps: int | None = None
@@ -129,6 +130,11 @@ class Chunk(Views):
 class Out(Views):
     """What a stage sends: tensors by name, to be written in place."""
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        # What `out["x"] += y` gives back is the tensor itself.
+        if value is not self[name]:
+            raise TypeError(f"out[{name!r}] lies in shared memory: write into it: out[{name!r}].copy_(y), or out[{name!r}][...] = y")
+
     def written(self, name: str) -> None:
         """Says that something else than PyTorch wrote this tensor, such as NumPy, Triton or a CUDA graph."""
         self[name]
@@ -171,14 +177,20 @@ class Stage:
     outputs: ClassVar[Callable[..., dict[str, Spec]]] = staticmethod(alike)
 
 
-def outputs_of(stage: Any, at: At) -> Callable[[dict[str, Spec]], dict[str, Spec]]:
+def checked_specs(whose: str, specs: Any) -> dict[str, Spec]:
+    """Tensors as the program has named them."""
+    if not isinstance(specs, Mapping) or not all(isinstance(spec, Spec) for spec in specs.values()):
+        raise TypeError(f"{whose} is {specs!r}, and must be a dict of pp.Spec, such as {{'x': pp.Spec((2, 2), 'float32')}}")
+    return dict(specs)
+
+
+def outputs_of(name: str, stage: Any, at: At) -> Callable[[dict[str, Spec]], dict[str, Spec]]:
     """What a stage, a class or a function says of its outputs."""
-    outputs: Callable[..., dict[str, Spec]] | None = getattr(stage, "outputs", None)
+    outputs: Callable[..., Any] | None = getattr(stage, "outputs", None)
     if outputs is None:
         return lambda inputs: inputs
-    if len(inspect.signature(outputs).parameters) < 2:
-        return outputs
-    return lambda inputs: outputs(inputs, at)
+    more = (at,) if len(inspect.signature(outputs).parameters) > 1 else ()
+    return lambda inputs: checked_specs(f"what outputs() of stage {name} returned", outputs(inputs, *more))
 
 
 def layout_of(specs: Mapping[str, Spec], past: Sequence[Mapping[str, Spec]] = ()) -> Layout:
@@ -318,7 +330,7 @@ class SinkCall:
 
     def __init__(self, name: str, sink: Any, arrays: str, lends: bool) -> None:
         self._name = f"sink {name}"
-        self._take, self._lends = sink, lends
+        self._take, self._lends = sink if callable(sink) else getattr(sink, "run", sink), lends
         self.ends = getattr(sink, "end_stream", lambda stream: None)
         self.finish = getattr(sink, "finish", lambda: None)
         self._in, self._arrays = Slots(Chunk, arrays, False), arrays
@@ -345,7 +357,7 @@ class SinkCall:
 def item_of(given: Any) -> Item:
     """A chunk as a source may yield it: an `Item`, a dict of tensors, or one tensor, which is called "x"."""
     if isinstance(given, Item):
-        return given
+        return given if isinstance(given.tensors, Mapping) else replace(given, tensors={"x": given.tensors})
     if isinstance(given, Mapping):
         return Item(given)
     return Item({"x": given})

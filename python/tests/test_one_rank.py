@@ -435,7 +435,7 @@ def test_a_stage_that_is_stuck_is_an_exception() -> None:
     def stick(chunk: pp.Chunk, out: pp.Out) -> None:
         forever.wait()
 
-    with pytest.raises(pp.JobError, match="timed out: rank 0: work: no progress") as caught:
+    with pytest.raises(pp.JobError, match="timed out: rank 0: work: no progress .* stuck_after=") as caught:
         Job(ONE, read=chunks, work=stick, write=print, stuck_after=1, first_after=0).run()
     assert caught.value.code == 9
     forever.set()
@@ -451,11 +451,65 @@ def test_a_stage_that_is_stuck_is_an_exception() -> None:
         (lambda: Job(ONE, work=double).open(), "most="),
         (lambda: Job("read@0 -> work@", read=chunks, work=double), "write a rank here"),
         (lambda: Job(ONE, read=chunks, work=double, devices=["tpu"], write=print).run(), "a device is cpu, cuda or cuda:N"),
+        (lambda: Job(ONE, read=chunks, work=double, devices="cuda:0"), "devices='cuda:0': give a list"),
+        (lambda: Job(ONE, read=chunks, work=double, devices=["cpu", "cpu"], write=print).run(), "^devices= names 2 devices"),
+        (lambda: Job(ONE, read=chunks, work=double, restarts=-1), "restarts=-1"),
+        (lambda: Job(ONE, read=chunks, work=double, restarts=1, write=print).run(), "leave restarts= out"),
+        (lambda: Job(ONE, read=chunks, work=double, depth=0), "depth=0: .* 1 to 64"),
+        (lambda: Job(ONE, read=chunks, work=double, stuck_after=float("nan")), "stuck_after=nan: give a number of seconds"),
+        (lambda: Job(ONE, work=double, most=MOST).open(queue=0), "queue=0"),
+        (lambda: Job(ONE, work=double, most=MOST).streams(room=0), "room=0"),
+        (lambda: Job(ONE, read=chunks, work=double, most={"x": (2, 2)}), "most= is .*must be a dict of pp.Spec"),
+        (lambda: Job("read@0 -> report@0 -> write@0", read=chunks, report=double), "cannot be called 'report': Job takes .*depth"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused(make: Any, words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=words):
+    with pytest.raises((TypeError, ValueError, pp.JobError), match=words):
         make()
+
+
+def assigns(chunk: pp.Chunk, out: pp.Out) -> None:
+    out["x"] = chunk["x"]
+
+
+def names(chunk: pp.Chunk, out: pp.Out) -> None:
+    out["y"][...] = chunk["x"]
+
+
+class Vague(pp.Stage):
+    def run(self, chunk: pp.Chunk, out: pp.Out) -> None: ...
+
+    @staticmethod
+    def outputs(inputs: Any) -> Any:
+        return {"x": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        (assigns, r"write into it: out\['x'\].copy_"),
+        (names, r"there are x; .* outputs\(\)"),
+        (Vague, r"outputs\(\) of stage work returned is .*must be a dict of pp.Spec"),
+    ],
+)
+def test_a_stage_that_does_something_else_is_told_what_to_do(stage: Any, words: str) -> None:
+    with pytest.raises(pp.StageError, match=words):
+        values(Job(ONE, read=chunks, work=stage))
+
+
+def test_an_array_in_an_item_an_operator_in_place_and_a_sink_with_run_are_taken() -> None:
+    got: list[float] = []
+
+    def add(chunk: pp.Chunk, out: pp.Out) -> None:
+        out["x"][...] = 1
+        out["x"] += chunk["x"]
+
+    class Sink:
+        def run(self, chunk: pp.Chunk) -> None:
+            got.append(float(chunk["x"][0]))
+
+    Job(ONE, read=[pp.Item(np.ones(3, np.float32))], work=add, write=Sink).run()
+    assert got == [2]
 
 
 def test_a_sink_keeps_chunks_and_another_thread_releases_them() -> None:

@@ -77,7 +77,7 @@ def test_steps_without_a_ring_and_a_ring_without_steps_are_refused() -> None:
     for text, steps, words in (
         (ring, None, "has a ring of steps"),
         (chain, 2, "leave steps= out"),
-        (ring, 0, "1 to 65535 times"),
+        (ring, 0, "1 to 65535"),
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             pp.Job(text, read=items([None]), a=same, steps=steps)
