@@ -22,6 +22,7 @@ from ._stages import Chunk, Spec, checked_specs
 
 # Jobs that this program has begun, but for those with a command of their own, and whether it has opened one.
 _begun = 0
+_has_opened = False
 # A stage that is at work when the program ends has this long to return.
 atexit.register(_native.rest, 5.0)
 # More chunks than a job has.
@@ -75,7 +76,6 @@ class Job:
         **stages: Any,
     ) -> None:
         self._places = [Place(*row) for row in _native.stages(pipeline)]
-        self._pipeline = pipeline
         names = [place.name for place in self._places]
         taken = [name for name in inspect.signature(Job.__init__).parameters if name != "stages"]
         for name in names:
@@ -88,6 +88,7 @@ class Job:
         for argument, given in (("devices", devices), ("command", command)):
             if isinstance(given, str):
                 raise TypeError(f"{argument}={given!r}: give a list of strings, such as {given.split()}")
+        self._pipeline = pipeline
         self._most = checked_specs("most=", most) if most is not None else None
         self._arrays = arrays
         self._devices = list(devices or [])
@@ -143,8 +144,8 @@ class Job:
 
         On other ranks this works until the job ends, and then raises `SystemExit`.
         """
-        flow, stream = _one_stream(queue, lends=True)
         _check("queue", queue, 1)
+        flow, stream = _one_stream(queue, lends=True)
         return Flow(flow, stream, self._open(flow))
 
     def streams(self, queue: int = 2, room: int | None = None) -> Streams:
@@ -153,9 +154,9 @@ class Job:
         Of each stream at most `queue` chunks wait to be taken into the job, and at most `room` are in the job or wait to be pulled: as
         many as the depth of the job, unless it is given. On other ranks this works until the job ends, and then raises `SystemExit`.
         """
-        depth, restarts = self._terms[0] or _native.default_depth(self._pipeline), self._terms[1]
         _check("queue", queue, 1)
         _check("room", room, 1)
+        depth, restarts = self._terms[0] or _native.default_depth(self._pipeline), self._terms[1]
         for place in self._places[1:-1]:
             if restarts and context_of(self._given[place.name], place):
                 raise ValueError(
@@ -187,22 +188,45 @@ class Job:
         if not sink and self._places[-1].ranks[0] != 0:
             raise ValueError(f"the caller is rank 0, and the sink {last!r} stands on another rank: place it on rank 0")
 
+    def _number(self) -> int:
+        """Which job of the program this is. A rank that was started for 0 takes part in the first job that it comes to.
+
+        Raises `SystemExit` where other ranks were started for this job.
+        """
+        own = int(os.environ.get("PP_JOB_NUMBER", "0")) if "PP_SUPERVISOR_PID" in os.environ else None
+        if own != 0 and self._command is not None:
+            return 0
+        # Also a job of one rank: other ranks pass over it.
+        global _begun
+        _begun += 1
+        if own is not None and _begun > max(own, 1):
+            raise SystemExit(0)
+        return 0 if own == 0 else _begun
+
     def _begin(self, flow: _native.Flow, read: _native.Stream | None) -> Run | None:
-        """The job, begun; None where this rank is of a later job. `read` gets what the source yields."""
-        placed = _native.place()
-        ranks = 1 + max(rank for place in self._places for rank in place.ranks)
-        command, number = self._command or [], 0
-        if self._command is None:
-            # Also a job of one rank: other ranks pass over it.
-            global _begun
-            _begun += 1
-            number = _begun
-            own = int(os.environ.get("PP_JOB_NUMBER", "0"))
-            if "PP_SUPERVISOR_PID" in os.environ and number > own:
-                # Other ranks were started for this job.
-                raise SystemExit(0)
-            if placed is None and ranks > 1:
-                command = _own_command()
+        """The job, begun; None where this rank is of a later job. `read` gets what the source yields, and None is an opened job."""
+        global _has_opened
+        try:
+            placed = _native.place()
+        except _native.EndError as end:
+            raise of_end(end.args) from None
+        has_others = any(rank > 0 for place in self._places for rank in place.ranks)
+        if has_others and _has_opened and (placed is not None or self._command is None):
+            # Another rank does not come here: in the opened job it stops.
+            raise RuntimeError(
+                "this job has ranks beyond 0 and comes behind one that was opened, which its other ranks cannot pass over: "
+                + (
+                    "give command=[sys.executable, 'worker.py'], a program that comes to this job first, or let all stages stand "
+                    "on rank 0"
+                    if placed is None
+                    else "under a launcher, open one job alone, the last"
+                )
+            )
+        number = self._number()
+        _has_opened = _has_opened or read is None
+        command = self._command or []
+        if self._command is None and placed is None and has_others:
+            command = _own_command()
         depth, restarts, stuck_after, first_after, report = self._terms
         terms = _Terms(
             self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report
@@ -219,6 +243,16 @@ class Job:
         except _native.EndError as end:
             raise of_end(end.args) from None
         return None if running.is_passed_over else Run(running, is_rank_0, program)
+
+
+def _check(
+    name: str, value: Any, least: int, most: int | None = None, *, kind: Any = Integral, what: str = "a whole number"
+) -> None:
+    """Refuses an argument, unless it is None, that is no such number."""
+    if value is None:
+        return
+    if not isinstance(value, kind) or not value >= least or (most is not None and value > most):
+        raise ValueError(f"{name}={value!r}: give {what} from {least}" + (f" to {most}" if most is not None else ""))
 
 
 def _one_stream(queue: int, lends: bool) -> tuple[_native.Flow, _native.Stream]:
@@ -239,13 +273,3 @@ def _own_command() -> list[str]:
             "the job into a file, give command=[...], or let all stages stand on rank 0"
         )
     return [sys.executable, *arguments]
-def _check(
-    name: str, value: Any, least: int, most: int | None = None, *, kind: Any = Integral, what: str = "a whole number"
-) -> None:
-    """Refuses an argument, unless it is None, that is no such number."""
-    if value is None:
-        return
-    if not isinstance(value, kind) or not value >= least or (most is not None and value > most):
-        raise ValueError(f"{name}={value!r}: give {what} from {least}" + (f" to {most}" if most is not None else ""))
-
-

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from conftest import EXAMPLES, Film
 
@@ -285,6 +286,78 @@ def test_ranks_of_a_launcher_raise_and_end_nobody(film: Film) -> None:
     ]
     outs = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert outs == ["done 3\n1 5\n", "done None\n1 5\n"]
+
+
+def test_a_launcher_without_a_secret_is_an_error_of_the_job(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        try:
+            pp.Job("read@0 -> double@1 -> write@0", read=chunks, double=double, write=print).run()
+        except pp.JobError as error:
+            print(error.code, error)
+        """,
+        **{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+    )
+    assert code == 0 and out.startswith("2 ") and "export PP_JOB_SECRET" in out, error
+
+
+OPENED = """
+def job(**more):
+    return pp.Job("push@0 -> double@1 -> pull@0", double=double, most={"x": pp.Spec((8,), "float32")}, **more)
+
+def serve(**more):
+    with job(**more).open() as flow:
+        flow.push(np.ones(8, np.float32))
+        flow.end()
+        return [float(chunk["x"][0]) for chunk in flow]
+"""
+
+
+def test_a_job_behind_an_opened_one_is_refused_before_it_starts_a_rank(film: Film) -> None:
+    code, out, error = film.run(
+        OPENED
+        + """
+done = pp.Job("read@0 -> double@1 -> write@0", read=chunks, double=double, write=lambda chunk: None).run()
+print(done and done.chunks, serve())
+try:
+    job().streams()
+except RuntimeError as error:
+    print(error)
+"""
+    )
+    assert code == 0 and out.startswith("6 [2.0]\nthis job has ranks beyond 0") and "give command=" in out, error + out
+
+
+def test_a_worker_of_its_own_takes_part_in_its_first_job_alone(film: Film) -> None:
+    job = 'pp.Job("read@0 -> double@1 -> write@0", read=chunks, double=double, write=lambda chunk: None'
+    film.write(f'for job in ("first", "second"):\n    print(job)\n    {job}).run()\nprint("third")\n')
+    film.path.rename(film.path.with_name("worker.py"))
+    code, out, error = film.run(
+        f"""
+        for _ in range(2):
+            print({job}, command=[sys.executable, str(HERE / "worker.py")]).run().chunks)
+        """
+    )
+    # What a rank that was started prints comes as standard error.
+    assert (code, out, error.split()) == (0, "6\n6\n", 2 * ["first", "second"])
+
+
+def test_the_remedies_of_a_rank_that_ends_are_those_of_the_package(film: Film, tmp_path: Path) -> None:
+    code, out, error = film.run(
+        """
+        def leave(chunk, out):
+            os._exit(3)
+
+        try:
+            pp.Job("read@0 -> leave@1 -> write@0", read=chunks, leave=leave, write=print).run()
+        except pp.JobError as error:
+            print(error)
+        """,
+        PP_FLIGHT_OPS="1024",
+        PP_FLIGHT_DIR=str(tmp_path / "flight"),
+    )
+    assert code == 0 and "exit code 3" in out and out.endswith("does a stage or a library call os._exit?\n"), error + out
+    assert list((tmp_path / "flight").iterdir()), "the ranks have recorded"
 
 
 def test_a_program_without_a_file_is_refused_and_one_rank_is_not(film: Film) -> None:
