@@ -62,7 +62,9 @@ class Run:
             except KeyboardInterrupt as raised:
                 interrupt = raised
             except _native.EndError as end:
-                self._is_over, self._end = True, end
+                # In this order: another thread may look, too.
+                self._end = end
+                self._is_over = True
             if interrupt is None:
                 break
             seconds = _LOOK_EVERY
@@ -346,7 +348,8 @@ class Streams:
 
     def finish(self) -> Summary | None:
         """No stream begins any more. Waits until all have ended and every chunk has come to the sink; results can still be pulled."""
-        self._flow.flush()
+        self._flow.lift_room()
+        self._flow.end()
         return self._run.finish()
 
     def __enter__(self) -> Streams:

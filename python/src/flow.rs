@@ -81,9 +81,9 @@ impl Flow {
         self.inner.is_done()
     }
 
-    /// Ends the flow, and lets all that was pushed into the job, whatever waits to be pulled.
-    fn flush(&self) {
-        self.inner.flush();
+    /// From now on no stream waits for room.
+    fn lift_room(&self) {
+        self.inner.lift_room();
     }
 
     /// Begins a stream. `tells` says that stages hear of its end.

@@ -216,10 +216,11 @@ impl<T, R> Flow<T, R> {
         self.state().is_closed
     }
 
-    /// Ends the flow, and lets all that was pushed into the job, whatever waits to be pulled.
-    pub fn flush(&self) {
-        self.state().room = usize::MAX;
-        self.end();
+    /// From now on no stream waits for room: what was pushed is taken, also where nobody pulls.
+    pub fn lift_room(&self) {
+        let mut state = self.state();
+        state.room = usize::MAX;
+        state.ring();
     }
 
     /// The job is over.
