@@ -68,6 +68,12 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     return load
 
 
+def _hear_all() -> None:
+    """A shell ignores SIGINT for a program in the background, and nohup SIGHUP, and that is passed on."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Film:
     """A program in a file of its own."""
 
@@ -81,7 +87,6 @@ class Film:
     def start(self, text: str, *, seconds: float = 100, **env: str) -> subprocess.Popen[str]:
         command = self.write(text)
         environment = {**os.environ, "PP_FLIGHT_OPS": "0", **env}
-        # A shell ignores SIGINT for a program in the background, and that is passed on.
         film = subprocess.Popen(
             command,
             text=True,
@@ -89,7 +94,7 @@ class Film:
             stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=_hear_all,
         )
         # A test that waits for a line must not wait for ever.
         timer = threading.Timer(seconds, film.kill)
