@@ -57,7 +57,7 @@ class Place:
 
 
 class Program:
-    """Opens source, stages and sink. Its methods run on the thread that works, but for `__init__`."""
+    """Opens source, stages and sink. Its methods run on the thread that works, but for `__init__` and `check`."""
 
     def __init__(
         self,
@@ -79,6 +79,7 @@ class Program:
         self._context = sum(contexts) if restarts else 0
         self._places, self._given, self._most, self._arrays = places, given, most, arrays
         self._devices, self._lends, self._read = devices, lends, read
+        self._most_bytes = layout_of(most).payload_bytes if most is not None else 0
         self._enters = _caller_state()
         # The stream of this rank, as PyTorch's, where it has a GPU.
         self.gpu: Any = None
@@ -120,10 +121,11 @@ class Program:
 
     def check(self, item: Item) -> None:
         """Refuses what the caller pushes and no slot can take, before the job has it."""
-        assert self._most is not None
-        has, may = (layout_of(of).payload_bytes for of in (specs_of_item(item), self._most))
-        if has > may:
-            raise ValueError(f"the chunk has {has} bytes, and at most {may} were announced: give the largest chunk with most= of the job")
+        has = layout_of(specs_of_item(item)).payload_bytes
+        if has > self._most_bytes:
+            raise ValueError(
+                f"the chunk has {has} bytes, and at most {self._most_bytes} were announced: give the largest chunk with most= of the job"
+            )
         note_bytes(item.note, "that was pushed", most_of_note(self._context))
 
     def open_source(self) -> tuple[SourceCall, list[int], int, int]:

@@ -160,7 +160,7 @@ impl Together for OnGpu {
 type Act<'a> = dyn FnMut(&Collective) -> Result<(), TransportError> + 'a;
 
 /// A group, for the time of a call of its stage.
-struct Lent {
+struct Loan {
     act: NonNull<Act<'static>>,
     by: ThreadId,
     /// Why a collective failed. Python gets only the text.
@@ -168,12 +168,12 @@ struct Lent {
 }
 
 // SAFETY: the pointer is used only on the thread that has lent the group.
-unsafe impl Send for Lent {}
+unsafe impl Send for Loan {}
 
 /// One member of a group, with the group while the stage runs.
 #[pyclass(frozen, module = "pp_pipeline._native")]
 #[derive(Default)]
-pub(crate) struct Member(Mutex<Option<Lent>>);
+pub(crate) struct Member(Mutex<Option<Loan>>);
 
 /// Takes the group back, also from a call that panics.
 struct Back<'a>(&'a Member);
@@ -185,7 +185,7 @@ impl Drop for Back<'_> {
 }
 
 impl Member {
-    fn lent(&self) -> MutexGuard<'_, Option<Lent>> {
+    fn lent(&self) -> MutexGuard<'_, Option<Loan>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -204,7 +204,7 @@ impl Member {
         // alone, which is in `run` until then.
         let act = unsafe { mem::transmute::<NonNull<Act<'_>>, NonNull<Act<'static>>>(act) };
         let by = std::thread::current().id();
-        *self.lent() = Some(Lent {
+        *self.lent() = Some(Loan {
             act,
             by,
             failed: None,
@@ -218,7 +218,7 @@ impl Member {
 
     fn call(&self, py: Python<'_>, what: &Collective) -> PyResult<()> {
         what.check()?;
-        let is_here = |lent: &mut Lent| lent.by == std::thread::current().id();
+        let is_here = |lent: &mut Loan| lent.by == std::thread::current().id();
         let Some(mut lent) = self.lent().take_if(is_here) else {
             return Err(PyRuntimeError::new_err(
                 "the members of a group meet in run alone: call it there, on the thread that runs the stage",

@@ -233,14 +233,6 @@ impl<T, R> Puller<T, R> {
         });
     }
 
-    /// Results that wait to be pulled.
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        let state = self.flow.state();
-        let stream = state.streams.get(&self.number);
-        stream.map_or(0, |stream| stream.results.len())
-    }
-
     /// Says whether no result comes any more: all were pulled, or the job has ended before.
     #[must_use]
     pub fn is_over(&self) -> bool {

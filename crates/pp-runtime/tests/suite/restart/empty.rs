@@ -1,18 +1,16 @@
 //! A chunk without bytes is context as any other: it has its place between the chunks before and behind it, and what lies before
 //! one that begins with a cut is not kept.
 
-use std::convert::Infallible;
 use std::sync::Mutex;
 
 use pp_contract::{Manifest, Message, Rank};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{BoxedStage, Stages};
 use pp_runtime::stage::{
-    Built, Chunk, Done, Offer, Place, Progress, RetainedPayloads, Source, Stage, StageResult,
-    send_as_it_was,
+    Built, Chunk, Done, Offer, OnHost, Place, RetainedPayloads, Source, StageResult, send_as_it_was,
 };
 use pp_testing::{Toy, ToySink, bytes, done};
-use pp_transport::host::{RxLease, TxLease};
+use pp_transport::host::TxLease;
 use pp_transport::in_flight::Part;
 
 use super::world::{Life, WHOLE, options, run};
@@ -107,24 +105,10 @@ impl Source<TxLease> for Numbers<'_> {
     }
 }
 
-struct Copies;
-
-impl Stage<TxLease, RxLease> for Copies {
-    type Plan = Toy;
-    type Kept = Infallible;
-
-    fn run(
-        &mut self,
-        chunk: Chunk<'_, Toy>,
-        input: Option<&RxLease>,
-        output: &mut TxLease,
-    ) -> StageResult<Progress<Done, Infallible>> {
-        if let Some(input) = input {
-            output.bytes_mut()[0] = input.bytes()[0];
-        }
-        let made = tensors(chunk.place.chunk.get());
-        Ok(Progress::Done(done(chunk.message, made)))
-    }
+/// A stage that makes the chunk of what it received.
+fn copies(chunk: Chunk<'_, Toy>, input: &[u8], output: &mut [u8]) -> StageResult<Done> {
+    output[..input.len()].copy_from_slice(input);
+    Ok(done(chunk.message, tensors(chunk.place.chunk.get())))
 }
 
 /// What is to be kept when the chunk is sent again.
@@ -152,7 +136,7 @@ fn check(pipeline: &str, cut: Cut, lives: &[Life], seen: &mut Vec<u64>) -> Vec<u
         };
         let mut stages = Stages::new((rank == Rank::new(0)).then_some(source));
         if rank == Rank::new(1) {
-            stages.push(BoxedStage::new(Copies));
+            stages.push(BoxedStage::new(OnHost::new(copies)));
         }
         if rank == options.pipeline.sink() {
             stages.push(BoxedStage::sink(ToySink::new(|chunk, bytes| {
