@@ -68,7 +68,7 @@ pub use manifest::{
 pub use message::{MAX_NOTE_BYTES, Message};
 pub use pipeline::{Pipeline, PipelineError, StageSpec};
 pub use plan::fields::plan_digest;
-pub use plan::video::{VideoPlan, VideoPlanParts, pass_range};
+pub use plan::video::{MAX_CONTEXT_GAPS, VideoPlan, VideoPlanParts, pass_range};
 pub use plan::{Plan, PlanError};
 pub use prepare::{Bare, Committed, Composer, PrepareError, Prepared, Sequencer};
 pub use seal::{SEAL_TENSOR, Seal};

@@ -28,10 +28,11 @@ extern "C" {
 
 #define PP_KERNELS_MAGIC 0x32534C4E524B5050ull /* the bytes "PPKRNLS2" */
 #define PP_KERNELS_MAJOR 2u /* another major version is refused */
-#define PP_KERNELS_MINOR 3u /* raised when an entry, a field or a value is appended, or what was open is settled */
+#define PP_KERNELS_MINOR 4u /* raised when an entry, a field or a value is appended, or what was open is settled */
 
 #define PP_MAX_STAGES 16u
 #define PP_MAX_TENSORS 16u
+#define PP_MAX_CONTEXT_GAPS 8u /* 2.4 */
 #define PP_TENSOR_ALIGN 256u
 
 typedef uint32_t pp_status;
@@ -102,12 +103,14 @@ typedef struct pp_error {
 #define PP_STAGE_MIDDLE 1u /* tensors in, tensors out */
 #define PP_STAGE_SINK 2u   /* tensors in, frames out */
 
-/* pp_stage.flags. The first four are for middle stages only. A host refuses a flag that it does not know. */
+/* pp_stage.flags. The first four are for middle stages only, the others for any. A host refuses a flag that it does not know. */
 #define PP_STAGE_PARTS 1u /* its passes can be cut into parts: part i of n runs as a stage of its own */
 #define PP_STAGE_GROUP 2u /* several members can run it together, with the collectives of pp_group */
 #define PP_STAGE_RING 4u  /* a chunk can come by several times; each lap runs its share of the passes */
 #define PP_STAGE_NO_MEMORY 8u /* 2.1: a chunk's result depends on that chunk alone, so the stage needs no context_frames */
-#define PP_STAGE_SAME_BYTES 16u /* 2.2: it gives the same bytes in host memory and in GPU memory; of any stage */
+#define PP_STAGE_SAME_BYTES 16u /* 2.2: it gives the same bytes in host memory and in GPU memory */
+#define PP_STAGE_GAPS 32u /* 2.4: frames may be missing between chunks; it reads skipped_frames, if it remembers frames */
+#define PP_STAGE_STEPS 64u /* 2.4: num_denoise_steps may differ from chunk to chunk */
 
 typedef struct pp_stage {
   uint8_t name[48]; /* a to z, 0 to 9, _ and -; ends with a NUL; no two stages have the same */
@@ -181,9 +184,10 @@ typedef struct pp_plan {
   uint32_t reset_crossattn_cache;
   float kv_cache_attention_bias;
   float noise_scale;
-  uint32_t reserved;
-  uint64_t current_start_frame;
+  uint32_t skipped_frames; /* 2.4: frames missing between the chunk before and this one; 0 without PP_STAGE_GAPS */
+  uint64_t current_start_frame; /* counted over all frames of the stream, also those that are missing */
   uint64_t base_seed;
+  uint32_t context_skipped[PP_MAX_CONTEXT_GAPS]; /* 2.4: frames missing in front of each frame before the chunk, newest first */
 } pp_plan;
 
 /* One tensor of a payload, row-major. The name is of a to z, 0 to 9, _ and ., and ends with a NUL. `offset` and `bytes`

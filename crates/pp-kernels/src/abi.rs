@@ -11,14 +11,14 @@
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
 
-use pp_contract::DType;
+use pp_contract::{DType, MAX_CONTEXT_GAPS};
 
 /// "PPKRNLS2" in memory order.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PPKRNLS2");
 /// A table of another major version is refused.
 pub const MAJOR: u16 = 2;
 /// Raised when an entry or a field is appended, or what was open is settled.
-pub const MINOR: u16 = 3;
+pub const MINOR: u16 = 4;
 /// Most stages of a plugin.
 pub const MAX_STAGES: usize = 16;
 /// Most tensors in one payload.
@@ -49,6 +49,8 @@ pub const STAGE_GROUP: u32 = 2;
 pub const STAGE_RING: u32 = 4;
 pub const STAGE_NO_MEMORY: u32 = 8;
 pub const STAGE_SAME_BYTES: u32 = 16;
+pub const STAGE_GAPS: u32 = 32;
+pub const STAGE_STEPS: u32 = 64;
 
 pub const CHROMA_MONO: u32 = 0;
 pub const CHROMA_420: u32 = 1;
@@ -144,9 +146,10 @@ pub struct PpPlan {
     pub reset_crossattn_cache: u32,
     pub kv_cache_attention_bias: f32,
     pub noise_scale: f32,
-    pub reserved: u32,
+    pub skipped_frames: u32,
     pub current_start_frame: u64,
     pub base_seed: u64,
+    pub context_skipped: [u32; MAX_CONTEXT_GAPS],
 }
 
 #[repr(C)]
@@ -281,6 +284,9 @@ pub struct Table {
 /// The least that a table of major version 2 holds: everything up to and with `run`.
 pub const TABLE_REQUIRED_BYTES: u32 = offset_of!(Table, self_test) as u32;
 
+/// The bytes of a plan in major version 2 from its first minor version on.
+pub const PLAN_REQUIRED_BYTES: u32 = offset_of!(PpPlan, context_skipped) as u32;
+
 /// `sizeof`, as it goes into `struct_size`.
 #[must_use]
 pub const fn size<T>() -> u32 {
@@ -300,7 +306,7 @@ const _: () = {
     assert!(size_of::<PpArg>() == 16);
     assert!(size_of::<PpGeometry>() == 24);
     assert!(size_of::<PpSessionConfig>() == 88);
-    assert!(size_of::<PpPlan>() == 64);
+    assert!(size_of::<PpPlan>() == 96);
     assert!(size_of::<PpTensor>() == 136);
     assert!(size_of::<PpPayload>() == 32);
     assert!(size_of::<PpPlane>() == 24);

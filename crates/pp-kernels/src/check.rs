@@ -6,6 +6,7 @@
 //! A check runs in the process and on the thread of its caller: a plugin that crashes ends that process, and a plugin
 //! that hangs holds that thread. `pp plugin check` therefore runs the checks in a child process.
 
+mod anew;
 mod film;
 mod group;
 mod memory;
@@ -19,9 +20,8 @@ use pp_contract::Manifest;
 
 use crate::config::ChunkShape;
 use crate::stage::StageInfo;
-use film::{
-    Begins, Film, Middle, Passed, ScriptedChunk, StageOutput, difference, pictures, plan, play,
-};
+use anew::{begins_anywhere, tail, takes_any_steps, takes_gaps};
+use film::{Begins, Film, Passed, ScriptedChunk, difference, pictures, plan, play};
 use outcome::{Outcome, Why, fail, skip};
 use subject::{MOST_FRAMES, Setup};
 
@@ -73,6 +73,8 @@ pub static CHECKS: &[Check] = checks! {
     "a group gives what one member gives" => is_grouped,
     "context_frames are the frames that were sent before" => context_is_what_was_sent,
     "a middle stage that is started anew goes on as the old one" => begins_anywhere,
+    "frames may be missing between chunks of stages that say so" => takes_gaps,
+    "steps may differ between chunks of stages that say so" => takes_any_steps,
     "a stream goes on after a hard cut as a new one" => obeys_cuts,
     "bad arguments give an error and leave the session usable" => refuses_bad_arguments,
     "stages that say so give the same bytes in both memories" => is_alike_in_both,
@@ -84,6 +86,7 @@ fn script(chunks: usize, steps: u32) -> Vec<ScriptedChunk> {
     let chunk = |at: usize| ScriptedChunk {
         frames: MOST_FRAMES - at as u32 % MOST_FRAMES,
         steps,
+        skipped: 0,
         begins: match at % 16 {
             9 => Begins::AfterCut,
             at if at % 4 == 3 => Begins::Recomputing,
@@ -310,19 +313,6 @@ fn is_grouped(subject: &Subject<'_>) -> Outcome {
     Ok(())
 }
 
-/// Gives the last frames, at most so many, that the source made of chunks, and their number.
-fn tail(passed: &[Passed], most: u32) -> Outcome<(u32, Vec<u8>)> {
-    let (mut sent, mut frames) = (Vec::new(), 0);
-    for chunk in passed {
-        let (_, bytes, count) = chunk.made[0].first()?;
-        sent.extend_from_slice(bytes);
-        frames += count;
-    }
-    let count = frames.min(most.into());
-    let tail = sent.len() as u64 / frames.max(1) * count;
-    Ok((count as u32, sent.split_off(sent.len() - tail as usize)))
-}
-
 fn context_is_what_was_sent(subject: &Subject<'_>) -> Outcome {
     let most = subject.set.describe().context_frames;
     if most == 0 {
@@ -338,51 +328,6 @@ fn context_is_what_was_sent(subject: &Subject<'_>) -> Outcome {
                 "context_frames of chunk {chunk} are not the last {count} frames of {name} that were sent before it"
             ));
         }
-    }
-    Ok(())
-}
-
-/// Tests what a restart builds on: a session that begins in the middle of a stream gives what the old one would have given,
-/// if it gets the frames before its first chunk, taken from what was sent. Sessions that saw other chunks begin anew, too.
-fn begins_anywhere(subject: &Subject<'_>) -> Outcome {
-    let (setup, script) = (subject.setup()?, all(script(5, 2), Begins::Following));
-    let groups = subject.set.stages().iter().filter(|stage| stage.in_group);
-    let groups = groups.map(|stage| Some((&stage.name[..], [1, 1, 2])));
-    let sharings: Vec<_> = std::iter::once(None).chain(groups).collect();
-    let mut film = Film::open(subject, &setup, 0)?;
-    let passed = film.play(&script)?;
-    let mut at = 0;
-    for (number, chunk) in script.iter().enumerate() {
-        let (context_frames, context) =
-            tail(&passed[..number], subject.set.describe().context_frames)?;
-        let shape = ChunkShape {
-            frames: chunk.frames,
-            steps: chunk.steps,
-            context_frames,
-        };
-        let (old, tensors) = (&passed[number], film.lay_out(shape)?);
-        let check = |middle: &mut Middle<'_>, who: &str| {
-            let sent = again(&old.made[0], tensors.clone(), &context)?;
-            let made = middle.run(shape, &plan(&setup.config, shape, at, true), sent)?;
-            match made[made.len() - 1].bytes == old.made[old.made.len() - 1].bytes {
-                true => Ok(()),
-                false => fail(format!(
-                    "{who} that begins with chunk {number}, with the {context_frames} frames sent before it as context, \
-                     gives another result than one that saw the chunks before"
-                )),
-            }
-        };
-        check(&mut film.middle, "a session that saw other chunks, and")?;
-        for &sharing in &sharings {
-            let who = if sharing.is_some() {
-                "a group"
-            } else {
-                "a session"
-            };
-            let setup = Setup { sharing, ..setup };
-            check(&mut Middle::open(subject, &setup)?, who)?;
-        }
-        at += u64::from(chunk.frames);
     }
     Ok(())
 }
@@ -424,29 +369,6 @@ fn frees_memory(subject: &Subject<'_>) -> Outcome {
     ))
 }
 
-/// Moves what the source made of a chunk to these tensors, and adds the context.
-fn again(old: &StageOutput, tensors: Manifest, context: &[u8]) -> Outcome<StageOutput> {
-    let mut bytes = vec![0; tensors.payload_bytes() as usize];
-    for (offset, tensor) in tensors.iter() {
-        let from = match tensor.name() {
-            "context_frames" => context,
-            name => old.tensor(name)?,
-        };
-        let (name, wanted, there) = (tensor.name(), tensor.bytes(), from.len());
-        if there as u64 != wanted {
-            return fail(format!(
-                "{name} has {wanted} bytes with context and {there} without"
-            ));
-        }
-        bytes[offset as usize..][..there].copy_from_slice(from);
-    }
-    Ok(StageOutput {
-        stage: old.stage.clone(),
-        tensors,
-        bytes,
-    })
-}
-
 fn refuses_bad_arguments(subject: &Subject<'_>) -> Outcome {
     let setup = subject.setup()?;
     let shape = ChunkShape {
@@ -454,7 +376,7 @@ fn refuses_bad_arguments(subject: &Subject<'_>) -> Outcome {
         steps: 1,
         context_frames: 0,
     };
-    let first = plan(&setup.config, shape, 0, true);
+    let first = plan(&setup.config, shape.steps, 0);
     let frames = pictures(&setup.config, 0, 2);
     let nothing = Manifest::empty();
     let mut film = Film::open(subject, &setup, 0)?;

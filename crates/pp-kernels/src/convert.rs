@@ -114,9 +114,10 @@ pub(crate) fn raw_plan(plan: &VideoPlanParts) -> abi::PpPlan {
         reset_crossattn_cache: plan.reset_crossattn_cache.into(),
         kv_cache_attention_bias: plan.kv_cache_attention_bias,
         noise_scale: plan.noise_scale,
-        reserved: 0,
+        skipped_frames: plan.skipped_frames,
         current_start_frame: plan.current_start_frame,
         base_seed: plan.base_seed,
+        context_skipped: plan.context_skipped,
     }
 }
 
@@ -141,6 +142,8 @@ pub(crate) fn plan(raw: &abi::PpPlan) -> Result<VideoPlanParts, Failure> {
         base_seed: raw.base_seed,
         kv_cache_attention_bias: raw.kv_cache_attention_bias,
         noise_scale: raw.noise_scale,
+        skipped_frames: raw.skipped_frames,
+        context_skipped: raw.context_skipped,
     })?;
     Ok(*plan.parts())
 }

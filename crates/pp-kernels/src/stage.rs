@@ -1,5 +1,6 @@
 //! What kernels say about themselves: their name and memory, their stages, and what the frames of a stage look like.
 
+use pp_contract::MAX_CONTEXT_GAPS;
 use serde::{Deserialize, Serialize};
 
 use crate::abi;
@@ -34,6 +35,10 @@ pub struct StageInfo {
     pub no_memory: bool,
     /// Whether it gives the same bytes in host memory and in CUDA device memory.
     pub same_bytes: bool,
+    /// Whether it gives what it should behind frames that are missing.
+    pub in_gaps: bool,
+    /// Whether the number of denoising steps may differ from chunk to chunk.
+    pub any_steps: bool,
 }
 
 impl StageInfo {
@@ -48,7 +53,15 @@ impl StageInfo {
             in_ring: false,
             no_memory: false,
             same_bytes: false,
+            in_gaps: false,
+            any_steps: false,
         }
+    }
+
+    /// Whether chunks behind a gap need no cut: it has the flag, or no memory.
+    #[must_use]
+    pub fn takes_gaps(&self) -> bool {
+        self.in_gaps || self.no_memory
     }
 
     pub(crate) const EMPTY: abi::PpStage = abi::PpStage {
@@ -64,6 +77,8 @@ impl StageInfo {
             (self.in_ring, abi::STAGE_RING),
             (self.no_memory, abi::STAGE_NO_MEMORY),
             (self.same_bytes, abi::STAGE_SAME_BYTES),
+            (self.in_gaps, abi::STAGE_GAPS),
+            (self.any_steps, abi::STAGE_STEPS),
         ];
         let mut raw = Self::EMPTY;
         write_text(&mut raw.name, &self.name);
@@ -86,9 +101,10 @@ impl StageInfo {
             .ok_or_else(|| format!("the stage {name} is of the unknown kind {}", raw.kind))?;
         let of_middle =
             abi::STAGE_PARTS | abi::STAGE_GROUP | abi::STAGE_RING | abi::STAGE_NO_MEMORY;
+        let of_any = abi::STAGE_SAME_BYTES | abi::STAGE_GAPS | abi::STAGE_STEPS;
         let allowed = match kind {
-            StageKind::Middle => of_middle | abi::STAGE_SAME_BYTES,
-            _ => abi::STAGE_SAME_BYTES,
+            StageKind::Middle => of_middle | of_any,
+            _ => of_any,
         };
         if raw.flags & !allowed != 0 {
             return Err(format!(
@@ -104,6 +120,8 @@ impl StageInfo {
             in_ring: raw.flags & abi::STAGE_RING != 0,
             no_memory: raw.flags & abi::STAGE_NO_MEMORY != 0,
             same_bytes: raw.flags & abi::STAGE_SAME_BYTES != 0,
+            in_gaps: raw.flags & abi::STAGE_GAPS != 0,
+            any_steps: raw.flags & abi::STAGE_STEPS != 0,
         })
     }
 
@@ -159,6 +177,29 @@ pub struct Description {
 }
 
 impl Description {
+    /// Whether the stages of these names take frames that are missing, without a cut. A plan tells of the gaps between so many
+    /// frames of context alone.
+    #[must_use]
+    pub fn takes_gaps<'a>(&self, stages: impl IntoIterator<Item = &'a str>) -> bool {
+        self.context_frames as usize <= MAX_CONTEXT_GAPS + 1
+            && self.have(stages, StageInfo::takes_gaps)
+    }
+
+    /// Whether the stages of these names take chunks of different numbers of denoising steps.
+    #[must_use]
+    pub fn takes_steps<'a>(&self, stages: impl IntoIterator<Item = &'a str>) -> bool {
+        self.have(stages, |stage| stage.any_steps)
+    }
+
+    fn have<'a>(
+        &self,
+        names: impl IntoIterator<Item = &'a str>,
+        is: impl Fn(&StageInfo) -> bool,
+    ) -> bool {
+        let has = |name| (self.stages.iter()).any(|stage| stage.name == name && is(stage));
+        names.into_iter().all(has)
+    }
+
     /// Writes all but the stages.
     pub(crate) fn to_abi(&self, out: &mut abi::PpDescription) {
         out.spaces =
@@ -292,6 +333,8 @@ mod tests {
             in_group: true,
             no_memory: true,
             same_bytes: true,
+            in_gaps: true,
+            any_steps: true,
             ..StageInfo::new("m-1", StageKind::Middle)
         };
         let read = StageInfo::all_from_abi(&[alike.to_abi(), middle.to_abi(), sink]).unwrap();
@@ -323,10 +366,10 @@ mod tests {
                 &[stage("", StageKind::Source), sink],
                 "stage name \"\" is not of",
             ),
-            (&[flagged(source, abi::STAGE_PARTS), sink], "allows 0x10"),
+            (&[flagged(source, abi::STAGE_PARTS), sink], "allows 0x70"),
             (
-                &[source, flagged(middle.to_abi(), 32), sink],
-                "has the flags 0x20",
+                &[source, flagged(middle.to_abi(), 128), sink],
+                "has the flags 0x80",
             ),
         ];
         for (stages, words) in cases {

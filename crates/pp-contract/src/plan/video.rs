@@ -16,6 +16,9 @@ const PHASE_B: &str = "phase_b";
 const MAX_SIDE: u32 = 1 << 16;
 const MAX_STEPS: u32 = 1024;
 
+/// Most gaps among the frames before a chunk that a plan tells of, so context is of at most one frame more where there are gaps.
+pub const MAX_CONTEXT_GAPS: usize = 8;
+
 /// The fields of a [`VideoPlan`], not checked yet.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct VideoPlanParts {
@@ -23,7 +26,7 @@ pub struct VideoPlanParts {
     pub height: u32,
     /// Width of a frame in pixels, 1 to 65536.
     pub width: u32,
-    /// The first frame of the chunk.
+    /// The first frame of the chunk, counted over all frames of the stream, also those that are missing.
     pub current_start_frame: u64,
     /// Whether `phase_b` first runs over `context_frames` to rebuild its cache.
     pub do_kv_recompute: bool,
@@ -43,6 +46,11 @@ pub struct VideoPlanParts {
     pub kv_cache_attention_bias: f32,
     /// Scale of the noise; finite and not negative.
     pub noise_scale: f32,
+    /// Frames of the stream that are missing between the chunk before and this one; in front of the first chunk, too.
+    pub skipped_frames: u32,
+    /// Frames that are missing in front of each of the last frames before the chunk, the newest first. Frames before the newest
+    /// cut do not count. All gaps together are at most `current_start_frame`.
+    pub context_skipped: [u32; 8], // MAX_CONTEXT_GAPS: with the name in its place rustc 1.95 breaks closures that copy parts
 }
 
 impl VideoPlanParts {
@@ -62,10 +70,12 @@ impl VideoPlanParts {
             base_seed: 0,
             kv_cache_attention_bias: 0.0,
             noise_scale: 1.0,
+            skipped_frames: 0,
+            context_skipped: [0; MAX_CONTEXT_GAPS],
         }
     }
 
-    /// For a later chunk that starts at frame `start`, with or without recompute.
+    /// For a later chunk that starts at frame `start`, with or without recompute, where no frame is missing.
     #[must_use]
     pub const fn following(self, start: u64, recompute: bool) -> Self {
         let mut plan = self;
@@ -75,7 +85,37 @@ impl VideoPlanParts {
         plan.init_cache = false;
         plan.reset_kv_cache = false;
         plan.reset_crossattn_cache = false;
+        plan.skipped_frames = 0;
+        plan.context_skipped = [0; MAX_CONTEXT_GAPS];
         plan
+    }
+
+    /// For the chunk behind this one of `frames` frames, where `skipped` frames of the stream are missing between the two.
+    #[must_use]
+    pub fn behind(self, frames: u32, skipped: u32, recompute: bool) -> Self {
+        let start = self.current_start_frame + u64::from(frames) + u64::from(skipped);
+        let mut plan = self.following(start, recompute);
+        plan.skipped_frames = skipped;
+        // What lies before a cut is no context.
+        if !self.init_cache && !self.reset_kv_cache {
+            let gaps = [self.skipped_frames].into_iter().chain(self.context_skipped);
+            let first = frames.saturating_sub(1) as usize;
+            let places = plan.context_skipped.iter_mut().skip(first);
+            places.zip(gaps).for_each(|(place, gap)| *place = gap);
+        }
+        plan
+    }
+
+    /// The numbers of the frames before the chunk that are not missing, the newest first. Frames behind the last gap that the plan
+    /// tells of follow each other, down to frame 0.
+    pub fn frames_before(&self) -> impl Iterator<Item = u64> {
+        let gaps = core::iter::once(self.skipped_frames).chain(self.context_skipped);
+        let mut gaps = gaps.chain(core::iter::repeat(0));
+        core::iter::successors(Some(self.current_start_frame), move |frame| {
+            let gap = gaps.next().unwrap_or(0);
+            frame.checked_sub(1 + u64::from(gap))
+        })
+        .skip(1)
     }
 
     /// What `expected_generator_calls` must be.
@@ -127,6 +167,16 @@ impl VideoPlan {
             );
             return Err(PlanError::field("expected_generator_calls", calls, rule));
         }
+        let gaps = parts.context_skipped.iter().map(|gap| u64::from(*gap));
+        let gaps = gaps.sum::<u64>() + u64::from(parts.skipped_frames);
+        if gaps > parts.current_start_frame {
+            let rule = format!(
+                "with the gaps of context_skipped at most current_start_frame, {}",
+                parts.current_start_frame
+            );
+            let skipped = parts.skipped_frames;
+            return Err(PlanError::field("skipped_frames", skipped, rule));
+        }
         let bias = parts.kv_cache_attention_bias;
         if !bias.is_finite() {
             return Err(PlanError::field("kv_cache_attention_bias", bias, "finite"));
@@ -145,7 +195,7 @@ impl VideoPlan {
 
 impl Plan for VideoPlan {
     const NAME: &'static str = "video";
-    const VERSION: u16 = 1;
+    const VERSION: u16 = 2;
     type Parts = VideoPlanParts;
 
     fn from_parts(parts: VideoPlanParts) -> Result<Self, PlanError> {
@@ -244,6 +294,8 @@ mod tests {
         (largest.num_denoise_steps, largest.expected_generator_calls) = (MAX_STEPS, MAX_STEPS + 1);
         largest.do_kv_recompute = true;
         largest.noise_scale = f32::MAX;
+        (largest.skipped_frames, largest.context_skipped) = (u32::MAX, [u32::MAX; _]);
+        largest.current_start_frame = 9 * u64::from(u32::MAX);
         for parts in [GOOD, largest] {
             assert_eq!(VideoPlan::new(parts).unwrap().parts(), &parts);
         }
@@ -302,10 +354,44 @@ mod tests {
         }
     }
 
+    /// A stream in which frames are missing is played twice: by plans, and by the numbers that are left.
+    #[test]
+    fn frames_before_a_chunk_are_those_that_were_not_skipped() {
+        let script = [
+            (3, 0),
+            (1, 2),
+            (1, 0),
+            (2, 5),
+            (4, 1),
+            (1, 1),
+            (1, 1),
+            (1, 100_000),
+        ];
+        let first = VideoPlanParts::first(16, 16, 1);
+        let (mut plan, mut sent) = (first, Vec::new());
+        let mut frames = 2;
+        sent.extend([0, 1]);
+        for (at, (next, skipped)) in script.into_iter().enumerate() {
+            plan = plan.behind(frames, skipped, false);
+            assert_eq!(VideoPlan::new(plan).unwrap().parts(), &plan);
+            let before: Vec<_> = plan.frames_before().take(1 + MAX_CONTEXT_GAPS).collect();
+            let newest: Vec<_> = sent.iter().rev().copied().take(before.len()).collect();
+            assert_eq!(before, newest, "chunk {at}");
+            frames = next;
+            sent.extend((0..u64::from(next)).map(|frame| plan.current_start_frame + frame));
+        }
+        let cut = VideoPlanParts {
+            reset_kv_cache: true,
+            ..plan
+        };
+        let behind = cut.behind(1, 3, true);
+        assert_eq!((behind.skipped_frames, behind.context_skipped), (3, [0; _]));
+    }
+
     #[test]
     fn field_outside_its_bound_is_named() {
         type Change = fn(&mut VideoPlanParts);
-        let changes: [(&str, Change); 10] = [
+        let changes: [(&str, Change); 12] = [
             ("height", |parts| parts.height = 0),
             ("height", |parts| parts.height = MAX_SIDE + 1),
             ("width", |parts| parts.width = 0),
@@ -327,6 +413,11 @@ mod tests {
             }),
             ("noise_scale", |parts| parts.noise_scale = f32::INFINITY),
             ("noise_scale", |parts| parts.noise_scale = -1.0),
+            ("skipped_frames", |parts| parts.skipped_frames = 1),
+            ("skipped_frames", |parts| {
+                (parts.skipped_frames, parts.context_skipped[7]) = (2, 1);
+                parts.current_start_frame = 2;
+            }),
         ];
         for (name, change) in changes {
             let mut parts = GOOD;

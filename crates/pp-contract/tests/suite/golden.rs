@@ -58,7 +58,7 @@ fn message_of_the_source_is_as_written_by_hand() {
     assert_eq!(header.action(), Action::Infer);
     assert_eq!(header.edge_seq().map(EdgeSeq::get), Some(2));
     assert_eq!(header.payload_bytes(), 3_041_536);
-    assert_eq!(header.body_bytes(), 112);
+    assert_eq!(header.body_bytes(), 121);
 
     // The first payload of an edge is number 0; nothing else in this one is relative.
     let decoded = decode(&forge(&bytes, |frame| frame[32] = 0), 0).unwrap();

@@ -15,6 +15,8 @@ use crate::stage::StageKind;
 pub(super) struct ScriptedChunk {
     pub(super) frames: u32,
     pub(super) steps: u32,
+    /// Frames that are missing in front of it, of a chunk that is not the first.
+    pub(super) skipped: u32,
     pub(super) begins: Begins,
 }
 
@@ -55,6 +57,7 @@ impl StageOutput {
 
 /// A chunk that went through all stages.
 pub(super) struct Passed {
+    pub(super) plan: VideoPlanParts,
     /// Of each stage but the sink, in the order of the pipeline.
     pub(super) made: Vec<StageOutput>,
     /// Of the sink.
@@ -101,17 +104,11 @@ pub(super) fn difference(these: &[Passed], others: &[Passed]) -> Option<String> 
     None
 }
 
-/// Makes the plan of a chunk that begins with frame `at`, for sessions that are new or not.
-pub(super) fn plan(
-    config: &SessionConfig,
-    shape: ChunkShape,
-    at: u64,
-    is_new: bool,
-) -> VideoPlanParts {
-    let first = VideoPlanParts::first(config.width, config.height, shape.steps);
+/// Makes the plan of the first chunk of sessions, which begins with frame `at`.
+pub(super) fn plan(config: &SessionConfig, steps: u32, at: u64) -> VideoPlanParts {
     VideoPlanParts {
-        init_cache: is_new,
-        ..first.following(at, shape.context_frames > 0)
+        current_start_frame: at,
+        ..VideoPlanParts::first(config.width, config.height, steps)
     }
 }
 
@@ -252,10 +249,11 @@ pub(super) struct Film<'a> {
     pub(super) middle: Middle<'a>,
     pub(super) sink: CheckedSession<'a>,
     most_context: u32,
-    /// Frames that went through, and how many of them since the last cut.
+    /// The number of the next frame, and how many went through since the last cut.
     pub(super) frames: u64,
     since_cut: u32,
-    is_new: bool,
+    /// The plan of the chunk before, and its frames.
+    last: Option<(VideoPlanParts, u32)>,
 }
 
 impl<'a> Film<'a> {
@@ -271,7 +269,7 @@ impl<'a> Film<'a> {
             most_context: subject.set.describe().context_frames,
             frames: frame,
             since_cut: 0,
-            is_new: true,
+            last: None,
         })
     }
 
@@ -279,7 +277,8 @@ impl<'a> Film<'a> {
     pub(super) fn play(&mut self, script: &[ScriptedChunk]) -> Outcome<Vec<Passed>> {
         let config = *self.source.raw.config();
         let play = |chunk: &ScriptedChunk| {
-            let frames = pictures(&config, self.frames, chunk.frames);
+            let first = self.frames + u64::from(chunk.skipped);
+            let frames = pictures(&config, first, chunk.frames);
             self.chunk(*chunk, &frames)
         };
         script.iter().map(play).collect()
@@ -325,14 +324,22 @@ impl<'a> Film<'a> {
             steps: chunk.steps,
             context_frames,
         };
-        let plan = VideoPlanParts {
-            reset_kv_cache: is_cut,
-            reset_crossattn_cache: is_cut,
-            ..plan(self.source.raw.config(), shape, self.frames, self.is_new)
+        let next = |(last, frames)| {
+            let last = VideoPlanParts {
+                num_denoise_steps: chunk.steps,
+                ..last
+            };
+            VideoPlanParts {
+                reset_kv_cache: is_cut,
+                reset_crossattn_cache: is_cut,
+                ..last.behind(frames, chunk.skipped, context_frames > 0)
+            }
         };
-        self.frames += u64::from(chunk.frames);
+        let first = || plan(self.source.raw.config(), chunk.steps, self.frames);
+        let plan = self.last.map_or_else(first, next);
+        self.frames = plan.current_start_frame + u64::from(chunk.frames);
         self.since_cut += chunk.frames;
-        self.is_new = false;
+        self.last = Some((plan, chunk.frames));
 
         let tensors = self.source.layout(shape, 0)?.outputs;
         let sent = StageOutput {
@@ -346,7 +353,7 @@ impl<'a> Film<'a> {
         follows(&self.sink.raw.stage().name, &inputs, &last.tensors)?;
         let count = frames.len() * self.sink.raw.frames().frames_per_frame as usize;
         let frames = self.sink.decode(&plan, &inputs, &last.bytes, count)?;
-        Ok(Passed { made, frames })
+        Ok(Passed { plan, made, frames })
     }
 }
 

@@ -66,17 +66,20 @@ pub(crate) fn description(name: &str, on_device: bool, digest: u64) -> Descripti
                 in_parts: true,
                 in_group: true,
                 in_ring: true,
-                ..StageInfo::new("phase_b", StageKind::Middle)
+                same_bytes: false,
+                ..alike("phase_b", StageKind::Middle)
             },
             alike("decode", StageKind::Sink),
         ],
     }
 }
 
-/// A stage that gives the same bytes on CPUs and on CUDA devices.
+/// A stage that gives the same bytes on CPUs and on CUDA devices, and takes gaps and any steps.
 fn alike(name: &str, kind: StageKind) -> StageInfo {
     StageInfo {
         same_bytes: true,
+        in_gaps: true,
+        any_steps: true,
         ..StageInfo::new(name, kind)
     }
 }

@@ -124,9 +124,17 @@ pub(crate) fn context_count(
 }
 
 /// Refuses context frames in front of the stream's first one, more of them than are looked at, and a chunk whose frame
-/// numbers overflow.
-pub(crate) fn check_place(plan: &VideoPlanParts, frames: u32, context: u32) -> Result<(), Failure> {
-    if u64::from(context) > plan.current_start_frame || context as usize > CONTEXT_FRAMES {
+/// numbers overflow. Gives the numbers of the context frames, the newest last.
+pub(crate) fn check_place(
+    plan: &VideoPlanParts,
+    frames: u32,
+    context: u32,
+) -> Result<[u64; CONTEXT_FRAMES], Failure> {
+    let mut numbers = [0; CONTEXT_FRAMES];
+    let places = numbers.iter_mut().rev().zip(plan.frames_before());
+    let places = places.take(context as usize);
+    let placed = places.map(|(place, number)| *place = number).count();
+    if placed < context as usize {
         return Err(Failure::invalid(format!(
             "{context} context frames in front of frame {}, at most {CONTEXT_FRAMES}",
             plan.current_start_frame
@@ -139,5 +147,30 @@ pub(crate) fn check_place(plan: &VideoPlanParts, frames: u32, context: u32) -> R
     {
         return Err(Failure::invalid("frame numbers overflow"));
     }
-    Ok(())
+    Ok(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn context_frames_have_the_numbers_that_the_plan_tells_of() {
+        let place = |start, skipped_frames, between, frames, context| {
+            let mut plan = VideoPlanParts::first(16, 16, 1);
+            plan.current_start_frame = start;
+            (plan.skipped_frames, plan.context_skipped[0]) = (skipped_frames, between);
+            check_place(&plan, frames, context).map_err(|why| why.to_string())
+        };
+        assert_eq!(place(40, 0, 0, 1, 2), Ok([38, 39]));
+        assert_eq!(place(40, 3, 5, 1, 2), Ok([30, 36]));
+        assert_eq!(place(9, 3, 5, 1, 1), Ok([0, 5]));
+        assert_eq!(place(1, 0, 0, 1, 1), Ok([0, 0]));
+        for (start, context) in [(9, 2), (4, 2), (40, 3)] {
+            let error = place(start, 3, 5, 1, context).unwrap_err();
+            let words = format!("{context} context frames in front of frame {start}, at most 2");
+            assert!(error.contains(&words), "{error}");
+        }
+        assert!(place(u64::MAX, 0, 0, 1, 0).is_err());
+    }
 }

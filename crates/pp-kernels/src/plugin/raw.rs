@@ -257,7 +257,7 @@ impl RawSession {
         self.take_frames(frames.iter().map(planes))?;
         let tensors = self.raw_tensors(output.tensors())?;
         let output = tensors.payload(output.raw());
-        let plan = raw_plan(plan);
+        let plan = self.raw_plan(plan);
         let mut args = abi::PpRunArgs {
             frame_count: self.frames.len() as u32,
             frames: self.frames.as_ptr(),
@@ -304,7 +304,7 @@ impl RawSession {
         let input = input_tensors.payload(input.raw());
         let output_tensors = self.raw_tensors(output.tensors())?;
         let output = output_tensors.payload(output.raw());
-        let plan = raw_plan(plan);
+        let plan = self.raw_plan(plan);
         let mut lent = group.map(|collectives| Lent {
             collectives,
             members,
@@ -347,7 +347,7 @@ impl RawSession {
         self.take_frames(frames.iter_mut().map(planes))?;
         let tensors = self.raw_tensors(input.tensors())?;
         let input = tensors.payload(input.raw());
-        let plan = raw_plan(plan);
+        let plan = self.raw_plan(plan);
         let mut args = abi::PpRunArgs {
             frame_count: self.frames.len() as u32,
             frames: self.frames.as_ptr(),
@@ -424,6 +424,15 @@ impl RawSession {
         }
         VideoPlan::new(*plan).map_err(|error| bad_call(name, error.to_string()))?;
         Ok(())
+    }
+
+    /// A stage without the flag is told of no gap.
+    fn raw_plan(&self, plan: &VideoPlanParts) -> abi::PpPlan {
+        let mut raw = raw_plan(plan);
+        if !self.stage.in_gaps {
+            (raw.skipped_frames, raw.context_skipped) = (0, [0; _]);
+        }
+        raw
     }
 
     fn check_lap(&self, operation: &str, lap: u32) -> Result<(), KernelError> {

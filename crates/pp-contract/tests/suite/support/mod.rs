@@ -39,6 +39,8 @@ pub(crate) fn plan_parts() -> VideoPlanParts {
         base_seed: 1_234_567,
         kv_cache_attention_bias: 0.5,
         noise_scale: 20.0,
+        skipped_frames: 3,
+        context_skipped: [0, 2, 0, 0, 0, 0, 0, 0],
     }
 }
 

@@ -122,7 +122,7 @@ impl Denoiser {
         &mut self,
         plan: &VideoPlanParts,
         sigma: impl Iterator<Item = f32>,
-        context: Option<&[u8]>,
+        context: Option<(&[u8], [u64; CONTEXT_FRAMES])>,
     ) {
         if plan.init_cache || plan.reset_kv_cache {
             self.context = 0;
@@ -132,18 +132,18 @@ impl Denoiser {
             self.sigma.clear();
             self.sigma.extend(sigma);
         }
-        if let Some(tokens) = context {
-            self.rebuild_context(tokens, plan.current_start_frame);
+        if let Some((tokens, numbers)) = context {
+            self.rebuild_context(tokens, numbers);
         }
     }
 
-    /// Rebuilds the context from the tokens of the frames in front of `start`.
-    fn rebuild_context(&mut self, tokens: &[u8], start: u64) {
+    /// Rebuilds the context from the tokens of the frames before the chunk, the last of which have these numbers.
+    fn rebuild_context(&mut self, tokens: &[u8], numbers: [u64; CONTEXT_FRAMES]) {
         let frames = tokens.len() / self.geometry.frame_bytes();
         self.context = frames;
         for index in 0..frames {
-            let frame = start - (frames - index) as u64;
-            self.load(CONTEXT_FRAMES - frames + index, frame, index, tokens);
+            let slot = CONTEXT_FRAMES - frames + index;
+            self.load(slot, numbers[slot], index, tokens);
         }
     }
 

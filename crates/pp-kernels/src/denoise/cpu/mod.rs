@@ -288,12 +288,13 @@ impl CpuSession {
             self.strengths.push(settings::strength(step)?);
         }
         let context = context_count(plan, input.spec("context_frames"))?;
-        check_place(plan, frames, context)?;
+        let numbers = check_place(plan, frames, context)?;
         let context = match context {
             0 => None,
             count => {
                 let dims = latents_dims(held, count);
-                Some(input.tensor("context_frames", DType::Bf16, &dims)?)
+                let tokens = input.tensor("context_frames", DType::Bf16, &dims)?;
+                Some((tokens, numbers))
             }
         };
         // What the leader of a group hands on is the whole.

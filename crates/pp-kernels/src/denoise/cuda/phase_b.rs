@@ -72,10 +72,8 @@ impl Place {
         }
     }
 
-    /// What holds once `context` frames right in front of `start` have been rebuilt.
-    fn rebuilt(self, start: u64, context: u32) -> Place {
-        let numbers =
-            std::array::from_fn(|index| start.saturating_sub((CONTEXT_FRAMES - index) as u64));
+    /// What holds once `context` frames have been rebuilt, the last of which have these numbers.
+    fn rebuilt(self, numbers: [u64; CONTEXT_FRAMES], context: u32) -> Place {
         Place {
             context: context as usize,
             numbers,
@@ -203,7 +201,7 @@ impl<G: Gpu> PhaseB<G> {
         let embeds = input.device_tensor("conditioning_embeds", DType::Bf16, &[planes])?;
         let list = input.device_tensor("denoising_step_list", DType::I64, &[steps.into()])?;
         let context = context_count(plan, input.spec("context_frames"))?;
-        check_place(plan, frames, context)?;
+        let numbers = check_place(plan, frames, context)?;
         let context_dims = latents_dims(&self.geometry, context);
         let context_tokens = tokens(context > 0, "context_frames", &context_dims)?;
         // What the leader of a group hands on is the whole.
@@ -230,7 +228,7 @@ impl<G: Gpu> PhaseB<G> {
             if let Some(tokens) = context_tokens {
                 let first = (self.place.slot + slots - context) % slots;
                 self.unfold(Tokens::OfFrames(tokens), first, context)?;
-                self.place = self.place.rebuilt(start, context);
+                self.place = self.place.rebuilt(numbers, context);
             }
             if steps == 0 {
                 self.pass_through(latents_in, out, frames)?;
@@ -375,13 +373,5 @@ mod tests {
         assert_eq!((five.slot, five.context, five.numbers), (0, 2, [13, 14]));
         assert_eq!(five.distances(15), [-2, -1]);
         assert_eq!(five.distances(u64::MAX), [-1_000_000, -1_000_000]);
-    }
-
-    #[test]
-    fn a_rebuilt_context_is_numbered_from_the_chunk() {
-        let place = Place::default().after(0, 3, 5).rebuilt(40, 1);
-        assert_eq!((place.context, place.distances(40)), (1, [-2, -1]));
-        // One frame in front of the second frame of a stream; the other number is not looked at.
-        assert_eq!(Place::default().rebuilt(1, 1).distances(1)[1], -1);
     }
 }
