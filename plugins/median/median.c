@@ -4,7 +4,7 @@
  *     cc -shared -fPIC -O2 -I crates/pp-kernels/include -o median.so plugins/median/median.c
  *
  * Latents are the samples themselves, plane after plane without padding, as bf16 [frames, samples]. Every frame is on
- * its own: there is no context, and a recompute has nothing to rebuild.
+ * its own: there is no context, a recompute has nothing to rebuild, frames may be missing and steps may differ.
  */
 #include <pp_kernel.h>
 #include <stdlib.h>
@@ -44,6 +44,7 @@ static pp_status describe(pp_description *out, pp_error *error) {
     memset(&out->stages[i], 0, sizeof out->stages[i]);
     strcpy((char *)out->stages[i].name, stages[i].name);
     out->stages[i].kind = stages[i].kind;
+    out->stages[i].flags = PP_STAGE_GAPS | PP_STAGE_STEPS;
   }
   out->stage_count = STAGES;
   return PP_OK;

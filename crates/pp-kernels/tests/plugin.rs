@@ -294,7 +294,7 @@ fn a_table_that_cannot_be_used_is_refused_with_the_reason() {
         FAULT_NULL | returned null
         FAULT_MISALIGNED | is not a multiple of 8
         FAULT_MAGIC | not with the magic 0x32534c4e524b5050
-        FAULT_MAJOR | it speaks ABI 3.7, this program speaks 2.3
+        FAULT_MAJOR | it speaks ABI 3.7, this program speaks 2.4
         FAULT_SHORT | the table has 40 bytes, version 2.0 needs at least 56
         FAULT_MISSING | the entry `run` is missing
         FAULT_NAME | its name is not a text that ends with a NUL
@@ -361,6 +361,9 @@ fn the_check_holds_context_against_what_was_sent() {
         FAULT_CONTEXT_FILTERED | context_frames are the frames that were sent before | context_frames of chunk 1 are not the last 1 frames of latents_in
         FAULT_CONTEXT_OTHER | context_frames are the frames that were sent before | context_frames of chunk 1 are not the last 1 frames of latents_in
         FAULT_NO_RESET | a stream goes on after a hard cut as a new one | byte 0 of tensor latents_out of phase_b in chunk 0
+        FAULT_FALSE_GAPS | frames may be missing between chunks of stages that say so | behind gaps, a session that saw other chunks, and that begins with chunk 1,
+        FAULT_LOST_IN_GAPS | frames may be missing between chunks of stages that say so | behind gaps, a recompute in place of the cache kept gives another result: byte 0 of tensor latents_out of phase_b in chunk 1
+        FAULT_FALSE_STEPS | steps may differ between chunks of stages that say so | a chunk behind chunks of other steps gives another result: byte 0 of tensor latents_out of phase_b in chunk 1
         FAULT_HIDDEN_STATE | a middle stage that is started anew goes on as the old one | a session that saw other chunks, and that begins with chunk 0,
     ");
     for [fault, name, reason] in cases {

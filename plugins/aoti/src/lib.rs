@@ -43,6 +43,11 @@ impl Kernels for Aoti {
 
     fn describe() -> Description {
         let [encode, phase_b, decode] = STAGES;
+        // A package may be for one number of steps.
+        let stage = |name, kind| StageInfo {
+            in_gaps: true,
+            ..StageInfo::new(name, kind)
+        };
         Description {
             name: "aoti".into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -52,13 +57,13 @@ impl Kernels for Aoti {
             context_frames: 0,
             digest: 0x616f_7469_0000_0001,
             stages: vec![
-                StageInfo::new(encode, StageKind::Source),
+                stage(encode, StageKind::Source),
                 StageInfo {
                     in_parts: true,
                     no_memory: true,
-                    ..StageInfo::new(phase_b, StageKind::Middle)
+                    ..stage(phase_b, StageKind::Middle)
                 },
-                StageInfo::new(decode, StageKind::Sink),
+                stage(decode, StageKind::Sink),
             ],
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Each sample becomes the weighted mean of itself and of the samples at its place in the frame before and the one
 //! after. A neighbour weighs `1 - |difference| / limit` (0 beyond it), with `limit = 3 σ · noise_scale`: what moves
-//! differs by more than noise does, and is left alone. Each further step starts from the result of the one before.
+//! differs by more than noise does, and is left alone. A frame that is missing has no weight. Each further step starts
+//! from the result of the one before.
 //!
 //! Latents are the samples themselves, plane after plane without padding, as bf16 `[frames, samples]`. The cache is
 //! one frame. It shows all that a plugin needs: its stages, two traits, and one line for the export.
@@ -39,6 +40,11 @@ impl Kernels for Temporal {
     type Session = Stream;
 
     fn describe() -> Description {
+        let stage = |name, kind| StageInfo {
+            in_gaps: true,
+            any_steps: true,
+            ..StageInfo::new(name, kind)
+        };
         Description {
             name: "temporal".into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -48,9 +54,9 @@ impl Kernels for Temporal {
             context_frames: 1,
             digest: 0x7465_6d70_0000_0001,
             stages: vec![
-                StageInfo::new("encode", StageKind::Source),
-                StageInfo::new("average", StageKind::Middle),
-                StageInfo::new("decode", StageKind::Sink),
+                stage("encode", StageKind::Source),
+                stage("average", StageKind::Middle),
+                stage("decode", StageKind::Sink),
             ],
         }
     }
@@ -192,6 +198,9 @@ impl Session for Stream {
         }
         if let Some(context) = context {
             self.cache = Some(floats(context));
+        }
+        if plan.skipped_frames > 0 {
+            self.cache = None;
         }
         let mut state: Vec<Vec<f32>> = latents.chunks_exact(2 * self.samples).map(floats).collect();
         let last = state.last().cloned();

@@ -65,8 +65,8 @@ pub struct VideoSource<'a, E: Kernels> {
     pub(super) settings: Settings<'a>,
     layouts: Layouts,
     offered: Option<Chunk>,
-    /// The plan of the chunk before, and how many frames its epoch has had.
-    last: Option<VideoPlanParts>,
+    /// The plan of the chunk before and its frames, and how many frames its epoch has had.
+    last: Option<(VideoPlanParts, u32)>,
     epoch_frames: u32,
     /// The noise that the kernels estimated, as far as it is known.
     pub(super) noise: Estimates,
@@ -139,9 +139,16 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
         let args = self.settings.args;
         let brings_context = args.recompute || place.rebuilds;
         let recompute = brings_context && !place.starts_epoch && self.settings.context_frames > 0;
+        let skipped = |next| u32::try_from(start_frame.saturating_sub(next)).unwrap_or(u32::MAX);
         let mut plan = match &self.last {
-            None => VideoPlanParts::first(width, height, args.denoise_steps),
-            Some(last) => last.following(start_frame, recompute),
+            None => VideoPlanParts {
+                skipped_frames: skipped(0),
+                ..VideoPlanParts::first(width, height, args.denoise_steps)
+            },
+            Some((last, frames)) => {
+                let next = last.current_start_frame + u64::from(*frames);
+                last.behind(*frames, skipped(next), recompute)
+            }
         };
         plan.current_start_frame = start_frame;
         plan.reset_kv_cache = place.starts_epoch && self.last.is_some();
@@ -241,7 +248,7 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
             ..plan
         })?;
         self.epoch_frames += frames as u32;
-        self.last = Some(plan);
+        self.last = Some((plan, frames as u32));
         let read_ns = Some(chunk.read_ns);
         let note = ToSink {
             frames: frames as u32,

@@ -322,7 +322,7 @@ pub(crate) fn chunks_of_one_frame_remember(kernels: Kernels<'_>) {
     assert!(outputs[0] == outputs[1]);
 }
 
-/// A film with everything that changes what is remembered: cuts, recomputes, chunks of other lengths and of no pass.
+/// A film with everything that changes what is remembered: cuts, gaps, recomputes, chunks of other lengths and of no pass.
 fn plans(first: VideoPlanParts) -> Vec<(u64, VideoPlanParts)> {
     let cut = |start| VideoPlanParts {
         reset_kv_cache: true,
@@ -333,6 +333,8 @@ fn plans(first: VideoPlanParts) -> Vec<(u64, VideoPlanParts)> {
         kv_cache_attention_bias: -0.4,
         ..first.following(8, false)
     };
+    let last = first.following(15, false);
+    let behind_gap = last.behind(3, 1, false);
     vec![
         (3, first),
         (3, first.following(3, false)),
@@ -347,7 +349,9 @@ fn plans(first: VideoPlanParts) -> Vec<(u64, VideoPlanParts)> {
                 ..cut(14)
             },
         ),
-        (3, first.following(15, false)),
+        (3, last),
+        (1, behind_gap),
+        (1, behind_gap.behind(1, 1, true)),
     ]
 }
 
@@ -433,7 +437,7 @@ pub(crate) fn parts_equal_one_call(kernels: Kernels<'_>, small: bool) {
                 );
             }
             // A chain that begins anew with context is the chain that was not disturbed.
-            for anew in [2, 5] {
+            for anew in [2, 5, 9] {
                 let found = through_parts(kernels, config, [parts, 1], &plans, Some(anew));
                 assert!(found == whole, "{parts} parts, anew at chunk {anew}");
             }

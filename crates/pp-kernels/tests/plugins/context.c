@@ -8,6 +8,8 @@ static struct memory {
   pp_session *session;
   uint16_t *sent;
   unsigned calls;
+  uint64_t next; /* the number of the frame behind the last chunk */
+  uint32_t steps;
 } memories[64];
 
 static struct memory *memory_of(pp_session *s) {
@@ -21,7 +23,7 @@ static pp_status create_with_memory(const pp_session_config *config, pp_geometry
   if (status != PP_OK) return status;
   struct memory *m = memory_of(NULL);
   if (!m) return fail(error, PP_OUT_OF_MEMORY, "too many sessions");
-  *m = (struct memory){*out, calloc((*out)->samples, 2), 0};
+  *m = (struct memory){*out, calloc((*out)->samples, 2), 0, 0, 0};
   return PP_OK;
 }
 
@@ -80,6 +82,22 @@ static pp_status phase_b_context(pp_session *s, pp_run_args *args, pp_error *err
   pp_status status = phase_b(s, args, error);
   args->plan = given;
   if (status == PP_OK) args->observed_generator_calls = plan.num_denoise_steps + given->do_kv_recompute;
+#if defined(FAULT_FALSE_GAPS) || defined(FAULT_LOST_IN_GAPS) || defined(FAULT_FALSE_STEPS)
+  struct memory *m = memory_of(s);
+  int is_new = plan.init_cache || plan.reset_kv_cache, differs = 0;
+#if defined(FAULT_FALSE_GAPS)
+  /* Takes the missing frames from what it saw, so a session that begins behind them knows of none. */
+  differs = !is_new && plan.current_start_frame != m->next;
+#elif defined(FAULT_LOST_IN_GAPS)
+  /* Reads of the missing frames where it rebuilds alone. */
+  differs = given->do_kv_recompute && plan.skipped_frames;
+#else
+  differs = !is_new && m->steps != plan.num_denoise_steps;
+#endif
+  m->steps = plan.num_denoise_steps;
+  m->next = plan.current_start_frame + frames_of(s, args->input);
+  if (status == PP_OK && differs) args->output->data[0] ^= 1;
+#endif
 #if defined(FAULT_NO_RESET)
   /* Remembers what was before a cut. */
   if (plan.reset_kv_cache && memory_of(s)->calls++) args->output->data[0] ^= 1;

@@ -1,5 +1,6 @@
 //! The Rust mirror and the C header agree on every size and offset: a C compiler asserts what `offset_of!` says.
 
+use pp_contract::MAX_CONTEXT_GAPS;
 use pp_kernels::{DType, abi};
 use std::fmt::Write;
 use std::mem::{offset_of, size_of};
@@ -38,6 +39,9 @@ fn constants() -> Vec<(&'static str, u64)> {
         ("PP_STAGE_RING", abi::STAGE_RING.into()),
         ("PP_STAGE_NO_MEMORY", abi::STAGE_NO_MEMORY.into()),
         ("PP_STAGE_SAME_BYTES", abi::STAGE_SAME_BYTES.into()),
+        ("PP_STAGE_GAPS", abi::STAGE_GAPS.into()),
+        ("PP_STAGE_STEPS", abi::STAGE_STEPS.into()),
+        ("PP_MAX_CONTEXT_GAPS", MAX_CONTEXT_GAPS as u64),
         ("PP_TENSOR_ALIGN", abi::TENSOR_ALIGN),
         ("PP_OK", abi::OK.into()),
         ("PP_ERROR", abi::ERROR.into()),
@@ -84,8 +88,8 @@ fn header_and_mirror_have_the_same_layout() {
         }
         PpPlan "pp_plan" {
             struct_size height width num_denoise_steps expected_generator_calls do_kv_recompute init_cache
-            reset_kv_cache reset_crossattn_cache kv_cache_attention_bias noise_scale reserved current_start_frame
-            base_seed
+            reset_kv_cache reset_crossattn_cache kv_cache_attention_bias noise_scale skipped_frames
+            current_start_frame base_seed context_skipped
         }
         PpTensor "pp_tensor" { name dtype ndim dims offset bytes }
         PpPayload "pp_payload" { struct_size tensor_count tensors data bytes }

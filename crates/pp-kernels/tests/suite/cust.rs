@@ -277,9 +277,10 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
         reset_crossattn_cache: 0,
         kv_cache_attention_bias: 0.0,
         noise_scale: 1.0,
-        reserved: 0,
+        skipped_frames: 0,
         current_start_frame: 0,
         base_seed: 0,
+        context_skipped: [0; _],
     };
 
     let tokens = pp_kernels::denoise::geometry::Geometry::new(SIZE.0, SIZE.1, CHROMA).tokens as u64;
