@@ -98,7 +98,9 @@ impl VideoPlanParts {
         plan.skipped_frames = skipped;
         // What lies before a cut is no context.
         if !self.init_cache && !self.reset_kv_cache {
-            let gaps = [self.skipped_frames].into_iter().chain(self.context_skipped);
+            let gaps = [self.skipped_frames]
+                .into_iter()
+                .chain(self.context_skipped);
             let first = frames.saturating_sub(1) as usize;
             let places = plan.context_skipped.iter_mut().skip(first);
             places.zip(gaps).for_each(|(place, gap)| *place = gap);

@@ -38,7 +38,9 @@ fn sharings<'a>(
 ) -> Vec<Option<(&'a str, [u32; 3])>> {
     let stages = subject.set.stages().iter();
     let shared = stages.flat_map(|stage| {
-        let ways = [[2, 1, 1], [1, 2, 1], [1, 1, 2]].into_iter().zip(allows(stage));
+        let ways = [[2, 1, 1], [1, 2, 1], [1, 1, 2]]
+            .into_iter()
+            .zip(allows(stage));
         ways.filter_map(|(way, is_allowed)| is_allowed.then_some(Some((&stage.name[..], way))))
     });
     std::iter::once(None).chain(shared).collect()
@@ -127,7 +129,9 @@ pub(super) fn takes_gaps(subject: &Subject<'_>) -> Outcome {
         begins: Begins::Following,
     };
     let script: Vec<_> = GAPS.into_iter().map(chunk).collect();
-    let sharings = sharings(subject, |stage| [stage.in_parts, stage.in_ring, stage.in_group]);
+    let sharings = sharings(subject, |stage| {
+        [stage.in_parts, stage.in_ring, stage.in_group]
+    });
     let main = subject.setup()?;
     let other = subject.setup_of(37, 23, main.config.chroma);
     for setup in [main, other] {
@@ -167,7 +171,9 @@ pub(super) fn takes_any_steps(subject: &Subject<'_>) -> Outcome {
         return skip(format!("{} has not the flag PP_STAGE_STEPS", stage.name));
     }
     let setup = subject.setup()?;
-    let sharings = sharings(subject, |stage| [stage.in_parts, stage.in_ring, stage.in_group]);
+    let sharings = sharings(subject, |stage| {
+        [stage.in_parts, stage.in_ring, stage.in_group]
+    });
     for sharing in sharings {
         let setup = Setup { sharing, ..setup };
         // A part, and a lap, has one pass at least.
