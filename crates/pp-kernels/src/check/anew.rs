@@ -8,7 +8,6 @@ use super::outcome::{Outcome, Why, fail, skip};
 use super::subject::{Setup, Subject};
 use super::{all, must_equal, script};
 use crate::config::ChunkShape;
-use crate::stage::StageInfo;
 
 /// Gives the last frames, at most so many, that the source made of chunks, and their number.
 pub(super) fn tail(passed: &[Passed], most: u32) -> Outcome<(u32, Vec<u8>)> {
@@ -26,22 +25,22 @@ pub(super) fn tail(passed: &[Passed], most: u32) -> Outcome<(u32, Vec<u8>)> {
 /// Tests what a restart builds on: a session that begins in the middle of a stream gives what the old one would have given,
 /// if it gets the frames before its first chunk, taken from what was sent. Sessions that saw other chunks begin anew, too.
 pub(super) fn begins_anywhere(subject: &Subject<'_>) -> Outcome {
-    let groups = sharings(subject, |stage| [false, false, stage.in_group]);
+    let groups = sharings(subject, &[[1, 1, 2]]);
     let script = all(script(5, 2), Begins::Following);
     begins_anywhere_in(subject, &subject.setup()?, &script, &groups)
 }
 
-/// No stage shared out, and then each in two, in the ways that are allowed: parts, laps, members.
-fn sharings<'a>(
-    subject: &Subject<'a>,
-    allows: impl Fn(&StageInfo) -> [bool; 3],
-) -> Vec<Option<(&'a str, [u32; 3])>> {
+/// A stage in two parts, in two laps, and with two members.
+const IN_TWO: [[u32; 3]; 3] = [[2, 1, 1], [1, 2, 1], [1, 1, 2]];
+
+/// No stage shared out, and then each in these ways, as far as it has their flags.
+fn sharings<'a>(subject: &Subject<'a>, ways: &[[u32; 3]]) -> Vec<Option<(&'a str, [u32; 3])>> {
     let stages = subject.set.stages().iter();
     let shared = stages.flat_map(|stage| {
-        let ways = [[2, 1, 1], [1, 2, 1], [1, 1, 2]]
-            .into_iter()
-            .zip(allows(stage));
-        ways.filter_map(|(way, is_allowed)| is_allowed.then_some(Some((&stage.name[..], way))))
+        let has = [stage.in_parts, stage.in_ring, stage.in_group];
+        let is_allowed = move |way: &&[u32; 3]| way.iter().zip(has).all(|(of, has)| *of == 1 || has);
+        let allowed = ways.iter().filter(is_allowed);
+        allowed.map(|way| Some((&stage.name[..], *way)))
     });
     std::iter::once(None).chain(shared).collect()
 }
@@ -129,9 +128,7 @@ pub(super) fn takes_gaps(subject: &Subject<'_>) -> Outcome {
         begins: Begins::Following,
     };
     let script: Vec<_> = GAPS.into_iter().map(chunk).collect();
-    let sharings = sharings(subject, |stage| {
-        [stage.in_parts, stage.in_ring, stage.in_group]
-    });
+    let sharings = sharings(subject, &IN_TWO);
     let main = subject.setup()?;
     let other = subject.setup_of(37, 23, main.config.chroma);
     for setup in [main, other] {
@@ -171,9 +168,7 @@ pub(super) fn takes_any_steps(subject: &Subject<'_>) -> Outcome {
         return skip(format!("{} has not the flag PP_STAGE_STEPS", stage.name));
     }
     let setup = subject.setup()?;
-    let sharings = sharings(subject, |stage| {
-        [stage.in_parts, stage.in_ring, stage.in_group]
-    });
+    let sharings = sharings(subject, &IN_TWO);
     for sharing in sharings {
         let setup = Setup { sharing, ..setup };
         // A part, and a lap, has one pass at least.

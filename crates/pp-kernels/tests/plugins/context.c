@@ -84,15 +84,15 @@ static pp_status phase_b_context(pp_session *s, pp_run_args *args, pp_error *err
   if (status == PP_OK) args->observed_generator_calls = plan.num_denoise_steps + given->do_kv_recompute;
 #if defined(FAULT_FALSE_GAPS) || defined(FAULT_LOST_IN_GAPS) || defined(FAULT_FALSE_STEPS)
   struct memory *m = memory_of(s);
-  int is_new = plan.init_cache || plan.reset_kv_cache, differs = 0;
+  int goes_on = !plan.init_cache && !plan.reset_kv_cache, differs;
 #if defined(FAULT_FALSE_GAPS)
   /* Takes the missing frames from what it saw, so a session that begins behind them knows of none. */
-  differs = !is_new && plan.current_start_frame != m->next;
+  differs = goes_on && plan.current_start_frame != m->next;
 #elif defined(FAULT_LOST_IN_GAPS)
-  /* Reads of the missing frames where it rebuilds alone. */
-  differs = given->do_kv_recompute && plan.skipped_frames;
+  /* Reads of the missing frames in a recompute alone. */
+  differs = goes_on && given->do_kv_recompute && plan.skipped_frames;
 #else
-  differs = !is_new && m->steps != plan.num_denoise_steps;
+  differs = goes_on && m->steps != plan.num_denoise_steps;
 #endif
   m->steps = plan.num_denoise_steps;
   m->next = plan.current_start_frame + frames_of(s, args->input);
