@@ -108,8 +108,8 @@ impl VideoPlanParts {
         plan
     }
 
-    /// The numbers of the frames before the chunk that are not missing, the newest first. Frames behind the last gap that the plan
-    /// tells of follow each other, down to frame 0.
+    /// The numbers of the frames before the chunk that are not missing, the newest first. Those before the oldest gap that the
+    /// plan tells of follow each other, down to frame 0.
     pub fn frames_before(&self) -> impl Iterator<Item = u64> {
         let gaps = core::iter::once(self.skipped_frames).chain(self.context_skipped);
         let mut gaps = gaps.chain(core::iter::repeat(0));

@@ -38,7 +38,8 @@ fn sharings<'a>(subject: &Subject<'a>, ways: &[[u32; 3]]) -> Vec<Option<(&'a str
     let stages = subject.set.stages().iter();
     let shared = stages.flat_map(|stage| {
         let has = [stage.in_parts, stage.in_ring, stage.in_group];
-        let is_allowed = move |way: &&[u32; 3]| way.iter().zip(has).all(|(of, has)| *of == 1 || has);
+        let is_allowed =
+            move |way: &&[u32; 3]| way.iter().zip(has).all(|(of, has)| *of == 1 || has);
         let allowed = ways.iter().filter(is_allowed);
         allowed.map(|way| Some((&stage.name[..], *way)))
     });
