@@ -1,12 +1,14 @@
-//! Where a call crosses a C function: failures and panics become a status and a text.
+//! Where a call crosses a C function: failures and panics become a status and a text, and structs are as long as they say.
 //!
 //! Hazard: a panic that crosses an `extern "C"` function aborts the process.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::abi;
+use pp_contract::VideoPlanParts;
+
 use crate::error::{Failure, Status};
+use crate::{abi, convert};
 
 /// Runs one function of a table: a failure and a panic become a status and a text.
 ///
@@ -93,5 +95,67 @@ unsafe fn write_error(error: *mut abi::ErrorText, message: &str) {
             std::ptr::copy_nonoverlapping(message.as_ptr(), error.text, length);
         }
         error.length = length as u64;
+    }
+}
+
+/// Refuses a null pointer, and a struct that is shorter than version 2.0 has it. Later versions append only.
+///
+/// # Safety
+/// `raw` is null, or points to a struct of the ABI that begins with its `struct_size` and is valid for as long as the
+/// result lives.
+pub(crate) unsafe fn sized<'a, T>(raw: *const T) -> Result<&'a T, Failure> {
+    // SAFETY: the caller's duty; the size is read first, and the struct is as long as its type.
+    unsafe { struct_size(raw, abi::size::<T>()).map(|_| &*raw) }
+}
+
+/// The size of a struct as the caller knows it. Refuses a null pointer, and a struct that is shorter than `least`.
+///
+/// # Safety
+/// As [`sized`].
+pub(crate) unsafe fn struct_size<T>(raw: *const T, least: u32) -> Result<u32, Failure> {
+    if raw.is_null() {
+        return Err(Failure::invalid("a struct is missing"));
+    }
+    // SAFETY: the caller's duty.
+    let struct_size = unsafe { *raw.cast::<u32>() };
+    if struct_size < least {
+        return Err(Failure::invalid(format!(
+            "a struct of {struct_size} bytes, this plugin needs {least}"
+        )));
+    }
+    Ok(struct_size)
+}
+
+/// The plan of a call. That of a host before 2.4 is shorter, and tells of no gaps.
+///
+/// # Safety
+/// As [`sized`].
+pub(crate) unsafe fn plan_of(raw: *const abi::PpPlan) -> Result<VideoPlanParts, Failure> {
+    // SAFETY: the caller's duty.
+    let bytes = unsafe { struct_size(raw, abi::PLAN_REQUIRED_BYTES) }?;
+    let bytes = bytes.min(abi::size::<abi::PpPlan>()) as usize;
+    let mut plan = convert::raw_plan(&VideoPlanParts::first(1, 1, 0));
+    // SAFETY: as above; a plan is of integers and floats alone, and both have at least so many bytes.
+    unsafe { std::ptr::copy_nonoverlapping(raw.cast::<u8>(), (&raw mut plan).cast(), bytes) };
+    convert::plan(&plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_of_an_older_host_tells_of_no_gaps() {
+        let first = VideoPlanParts::first(16, 32, 1);
+        let mut raw = convert::raw_plan(&first);
+        // Behind the struct of such a host lies something else.
+        raw.context_skipped = [9; _];
+        raw.struct_size = abi::PLAN_REQUIRED_BYTES;
+        // SAFETY: the struct lives here, here and below.
+        assert_eq!(unsafe { plan_of(&raw const raw) }.unwrap(), first);
+        raw.struct_size -= 1;
+        // SAFETY: as above.
+        let error = unsafe { plan_of(&raw const raw) }.unwrap_err().to_string();
+        assert!(error.contains("63 bytes, this plugin needs 64"), "{error}");
     }
 }

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use pp_contract::{Manifest, VideoPlanParts};
 
 use crate::abi::{self, OpaqueSession, Table, TableHead};
-use crate::border::{guarded, panic_text};
+use crate::border::{guarded, panic_text, plan_of, sized};
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::convert::{self, RawTensors};
 use crate::error::Failure;
@@ -321,7 +321,7 @@ impl Call for abi::PpRunArgs {
         } = held;
         // SAFETY: the caller's duty; by the rules of the ABI input and output do not overlap.
         unsafe {
-            let plan = plan(self.plan)?;
+            let plan = plan_of(self.plan)?;
             match kind {
                 StageKind::Source => {
                     let frames = frames(self.frames, self.frame_count, geometry, shared)?;
@@ -353,50 +353,6 @@ impl Call for abi::PpRunArgs {
 unsafe extern "C" fn self_test<K: Kernels>(error: *mut abi::ErrorText) -> u32 {
     // SAFETY: the pointer is valid for the call by the rules of the ABI.
     unsafe { guarded(error, K::self_test) }
-}
-
-/// Refuses a null pointer, and a struct that is shorter than version 2.0 has it. Later versions append only.
-///
-/// # Safety
-/// `raw` is null, or points to a struct of the ABI that begins with its `struct_size` and is valid for as long as the
-/// result lives.
-unsafe fn sized<'a, T>(raw: *const T) -> Result<&'a T, Failure> {
-    // SAFETY: the caller's duty.
-    unsafe { size_of_struct(raw, abi::size::<T>()) }?;
-    // SAFETY: as above, and the struct is as long as its type.
-    Ok(unsafe { &*raw })
-}
-
-/// The size of a struct that must have so many bytes.
-///
-/// # Safety
-/// As [`sized`].
-unsafe fn size_of_struct<T>(raw: *const T, least: u32) -> Result<u32, Failure> {
-    if raw.is_null() {
-        return Err(Failure::invalid("a struct is missing"));
-    }
-    // SAFETY: the caller's duty.
-    let struct_size = unsafe { *raw.cast::<u32>() };
-    if struct_size < least {
-        return Err(Failure::invalid(format!(
-            "a struct of {struct_size} bytes, this plugin needs {least}"
-        )));
-    }
-    Ok(struct_size)
-}
-
-/// The plan, which tells of no gaps if it is that of a host before 2.4.
-///
-/// # Safety
-/// As [`sized`].
-unsafe fn plan(raw: *const abi::PpPlan) -> Result<VideoPlanParts, Failure> {
-    // SAFETY: the caller's duty.
-    let struct_size = unsafe { size_of_struct(raw, abi::PLAN_REQUIRED_BYTES) }?;
-    let mut plan = convert::raw_plan(&VideoPlanParts::first(1, 1, 0));
-    let bytes = struct_size.min(abi::size::<abi::PpPlan>()) as usize;
-    // SAFETY: as above; `plan` is of integers and floats alone, and has at least so many bytes.
-    unsafe { std::ptr::copy_nonoverlapping(raw.cast::<u8>(), (&raw mut plan).cast(), bytes) };
-    convert::plan(&plan)
 }
 
 /// A payload in the memory of the session's space, in which each tensor was checked to lie; of the host as `host` gives it.
