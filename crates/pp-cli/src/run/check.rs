@@ -32,6 +32,7 @@ pub struct Checked {
 /// What is wrong with the command line or the environment, and the remedy.
 pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     check_plugin_args(&args.plugin_args)?;
+    args.going_on.check(args.cuts)?;
     let started = pp_job::command_line::world(env.lookup());
     let world = started.as_ref().ok().copied().flatten();
     let is_free = args.pipeline.is_none() && args.ranks_named().is_none();

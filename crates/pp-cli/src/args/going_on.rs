@@ -1,0 +1,34 @@
+//! The options of a run that may end early, and of one that goes on behind it.
+
+use clap::Args;
+use pp_command::whole;
+use pp_job::Error;
+
+use super::CutChoice;
+
+/// What is kept of an output that is not finished, and where a run begins.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct GoingOnArgs {
+    /// Write --output under its name with .part behind it, and name it --output when it is finished: what was written is
+    /// kept also if the job ends early. A message says how many whole frames that are.
+    #[arg(long, requires = "output")]
+    pub(crate) keep_partial: bool,
+    /// Write the output of frame N of the input and of those behind it, with the bytes that the whole run gives them; frames
+    /// before N that stages must know are worked on again. With --keep-partial go on in what was kept.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=u64::MAX))]
+    pub(crate) skip: u64,
+}
+
+impl GoingOnArgs {
+    /// Refuses a skip whose output cannot be what the whole run writes.
+    pub(crate) fn check(self, cuts: CutChoice) -> Result<(), Error> {
+        if self.skip > 0 && cuts == CutChoice::Hard {
+            return Err(Error::Usage(
+                "--skip gives the bytes of the whole run, and --cuts hard drops frames as they come in time; choose --cuts \
+                 flush or off"
+                    .into(),
+            ));
+        }
+        Ok(())
+    }
+}
