@@ -52,7 +52,9 @@ pub enum InputError {
         .at.name, .at.offset, .at.frame
     )]
     Shrunk { at: At, had: u64 },
-    #[error("{name}: {frames} frames are read, and --skip {skip} is behind them; skip {frames} at most")]
+    #[error(
+        "{name}: {frames} frames are read, and --skip {skip} is behind them; skip {frames} at most"
+    )]
     Skipped {
         name: String,
         frames: u64,

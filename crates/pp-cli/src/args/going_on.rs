@@ -13,8 +13,8 @@ pub(crate) struct GoingOnArgs {
     /// kept also if the job ends early. A message says how many whole frames that are.
     #[arg(long, requires = "output")]
     pub(crate) keep_partial: bool,
-    /// Write the output of frame N of the input and of those behind it, with the bytes that the whole run gives them; frames
-    /// before N that stages must know are worked on again. With --keep-partial go on in what was kept.
+    /// Write the output from frame N of the input on, 0 to 18446744073709551615, with the bytes of the whole run; what stages
+    /// must know before that is worked on again. With --keep-partial go on in what was kept.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=u64::MAX))]
     pub(crate) skip: u64,
 }

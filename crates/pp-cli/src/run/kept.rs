@@ -26,7 +26,9 @@ pub(super) fn tell(args: &RunArgs, checked: &Checked) {
             format!("pp: {path}: {frames} whole frames are kept")
         }
         Ok(Some(frames)) => {
-            format!("pp: {path}: {frames} whole frames are kept; the same command with --skip {frames} goes on in it")
+            format!(
+                "pp: {path}: {frames} whole frames are kept; the same command with --skip {frames} goes on in it"
+            )
         }
         Err(error) => format!("pp: {path}: what is kept cannot be cut to whole frames: {error}"),
     });

@@ -172,7 +172,9 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
         plan.current_start_frame = head.first_frame;
         plan.base_seed = self.settings.args.seed;
         let bytes = head.data().len();
-        let encode = self.encoder.encode(head.memory(), bytes, &plan, &tensors, slot)?;
+        let encode = self
+            .encoder
+            .encode(head.memory(), bytes, &plan, &tensors, slot)?;
         if let Progress::UnderWay(encoding) = encode {
             self.encoder.forget(encoding);
         }
@@ -204,7 +206,8 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
                     break Polled::End;
                 }
                 polled => {
-                    let failed = |e: InputError| StageError::new(e.kind(), "read input", e.to_string());
+                    let failed =
+                        |e: InputError| StageError::new(e.kind(), "read input", e.to_string());
                     break polled.map_err(failed)?;
                 }
             }

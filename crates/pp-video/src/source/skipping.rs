@@ -50,7 +50,11 @@ impl Skipping {
                 Some(_) => first.for_each(&recycle),
             }
         }
-        if is_there { self.begin() } else { VecDeque::new() }
+        if is_there {
+            self.begin()
+        } else {
+            VecDeque::new()
+        }
     }
 
     /// The input is at its end: the chunks that are to be given, or how many frames there were, which are too few.

@@ -431,8 +431,12 @@ fn a_skip_gives_the_chunks_of_the_whole_input_from_its_context_on() {
             }
             assert!(!given[0].cut, "{at}");
             let has_frame = |c: &&Chunk| frames < c.first_frame + c.frames as u64;
-            let counts = whole.iter().find(has_frame).unwrap_or(&whole[whole.len() - 1]);
-            let begins_epoch = |c: &&Chunk| c.first_frame <= counts.first_frame && (c.cut || c.index == 0);
+            let counts = whole
+                .iter()
+                .find(has_frame)
+                .unwrap_or(&whole[whole.len() - 1]);
+            let begins_epoch =
+                |c: &&Chunk| c.first_frame <= counts.first_frame && (c.cut || c.index == 0);
             let epoch = whole.iter().rfind(begins_epoch).unwrap();
             let first = given[0].first_frame;
             // No more chunks than hold the context.
@@ -446,8 +450,14 @@ fn a_skip_gives_the_chunks_of_the_whole_input_from_its_context_on() {
             assert_eq!(heads, Vec::from_iter(expected), "{at}");
         }
     }
-    let skip = Skip { frames: 36, context: 0 };
+    let skip = Skip {
+        frames: 36,
+        context: 0,
+    };
     let (given, error) = read(skip, true);
     let error = error.unwrap().to_string();
-    assert!(given.is_empty() && error.contains("35 frames are read, and --skip 36"), "{error}");
+    assert!(
+        given.is_empty() && error.contains("35 frames are read, and --skip 36"),
+        "{error}"
+    );
 }
