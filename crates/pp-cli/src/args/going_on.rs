@@ -2,9 +2,6 @@
 
 use clap::Args;
 use pp_command::whole;
-use pp_job::Error;
-
-use super::CutChoice;
 
 /// What is kept of an output that is not finished, and where a run begins.
 #[derive(Args, Clone, Copy, Debug)]
@@ -17,18 +14,4 @@ pub(crate) struct GoingOnArgs {
     /// must know before that is worked on again. With --keep-partial go on in what was kept.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=u64::MAX))]
     pub(crate) skip: u64,
-}
-
-impl GoingOnArgs {
-    /// Refuses a skip whose output cannot be what the whole run writes.
-    pub(crate) fn check(self, cuts: CutChoice) -> Result<(), Error> {
-        if self.skip > 0 && cuts == CutChoice::Hard {
-            return Err(Error::Usage(
-                "--skip gives the bytes of the whole run, and --cuts hard drops frames as they come in time; choose --cuts \
-                 flush or off"
-                    .into(),
-            ));
-        }
-        Ok(())
-    }
 }

@@ -16,7 +16,7 @@ fn a_copy_of_the_program_works_anywhere() {
     let started = |args: &str| {
         let mut command = Command::new(&program);
         command.env_clear().current_dir(folder.path());
-        run(command.args(words(args)))
+        run(command.args(words(args)), None)
     };
     // Its ranks are processes of its own file.
     started("run --input in.y4m --output out.y4m --ranks 2 --denoise-steps 1").succeeded();

@@ -17,7 +17,7 @@ const HEADER: usize = b"YUV4MPEG2 W64 H48 F25:1 Ip A1:1 Cmono\n".len();
 
 /// The output of a run with these options, written to `to`.
 fn output(input: &Path, to: &Path, more: &str) -> Vec<u8> {
-    run(&mut pp(&run_args(input, to, &words(more)))).succeeded();
+    run(&mut pp(&run_args(input, to, &words(more))), None).succeeded();
     fs::read(to).unwrap()
 }
 
@@ -102,7 +102,7 @@ fn a_skip_to_any_frame_gives_the_bytes_of_the_whole_run() {
 fn what_cannot_be_gone_on_in_is_refused_with_the_remedy() {
     let (folder, input, out) = files("kept_refused", &video(64, 48, "mono", 8));
     let refused = |more: &str, code, said: &[&str]| {
-        run(&mut pp(&run_args(&input, &out, &words(more)))).ended(code, said);
+        run(&mut pp(&run_args(&input, &out, &words(more))), None).ended(code, said);
     };
     let copy = "--denoise-steps 0 --ranks 1";
     refused(
@@ -141,7 +141,10 @@ fn what_cannot_be_gone_on_in_is_refused_with_the_remedy() {
     );
     let left = fs::read(&kept).unwrap();
     assert!(left == clip[..HEADER + 3 * FRAME] && !out.exists());
-    let alone = run(pp(&["run", "--keep-partial", "--input"]).arg(&input));
+    let alone = run(
+        pp(&["run", "--keep-partial", "--input"]).arg(&input),
+        None,
+    );
     assert_eq!(alone.code, Some(2));
     assert_has(&alone.stderr, &["--output"]);
 }
