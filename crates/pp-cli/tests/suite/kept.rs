@@ -141,10 +141,7 @@ fn what_cannot_be_gone_on_in_is_refused_with_the_remedy() {
     );
     let left = fs::read(&kept).unwrap();
     assert!(left == clip[..HEADER + 3 * FRAME] && !out.exists());
-    let alone = run(
-        pp(&["run", "--keep-partial", "--input"]).arg(&input),
-        None,
-    );
+    let alone = run(pp(&["run", "--keep-partial", "--input"]).arg(&input), None);
     assert_eq!(alone.code, Some(2));
     assert_has(&alone.stderr, &["--output"]);
 }
