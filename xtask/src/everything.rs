@@ -7,12 +7,14 @@ use anyhow::{Context, Result};
 
 use crate::chosen::PART;
 use crate::process::{cargo, described, run as run_command};
-use crate::{fuzz, mutants, trials};
+use crate::{container, fuzz, mutants, trials};
 
 type Part = (&'static str, fn() -> Result<()>);
 
-const PARTS: [Part; 9] = [
+const PARTS: [Part; 11] = [
     ("doc", doc),
+    ("install", container::install),
+    ("container", container::check),
     ("faults", || in_trials("faults")),
     ("shutdown", || in_trials("shutdown")),
     ("kills", || in_trials("each_kill")),

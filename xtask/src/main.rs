@@ -13,6 +13,7 @@ mod chosen;
 mod ci;
 mod circles;
 mod clip;
+mod container;
 mod everything;
 mod fuzz;
 mod kernels;
@@ -41,7 +42,7 @@ cargo xtask <command>
   ci              fmt, layers, tidy, nccl-bindings, kernels, clippy, fuzz targets, test, one mutant
   everything [PART...]
                   before a release: all of what ci chooses a part of by the commit, and what takes long. The parts are
-                  doc, faults, shutdown, kills, placements, mutants, walk, fuzz, soak
+                  doc, install, container, faults, shutdown, kills, placements, mutants, walk, fuzz, soak
   mutants [NAME... | --by SEED]
                   put mistakes into the product, one at a time: which test finds each
   walk            every order of events in larger cases than the suite walks: cores, watchdog, supervisor (minutes)

@@ -16,9 +16,11 @@ use pp_job::output::stdout;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
 
+mod going_on;
 mod plugin;
 mod schedule;
 
+pub(crate) use self::going_on::GoingOnArgs;
 pub(crate) use self::plugin::check_plugin_args;
 pub use self::plugin::{PluginArgs, PluginCommand};
 pub use self::schedule::ScheduleCommand;
@@ -190,6 +192,8 @@ pub struct RunArgs {
     /// Where to write the result as Y4M; "-" is standard output. Without it nothing is written.
     #[arg(long, value_name = "FILE.y4m|-")]
     pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) going_on: GoingOnArgs,
     /// Stages on ranks, such as "encode@0 -> phase_b@1 -> phase_b@2 -> decode@0", in quotes; the parts of a stage share
     /// its passes. By default what --ranks says.
     #[arg(long, value_name = "TEXT")]
@@ -232,7 +236,8 @@ pub struct RunArgs {
     /// and for each group.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: Option<u32>,
-    /// Stop after so many chunks, 1 to 18446744073709551615; by default at the end of the input.
+    /// Stop after so many chunks of the input, 1 to 18446744073709551615; by default at its end. With --skip those that are
+    /// skipped count, too.
     #[arg(long, value_name = "N", value_parser = whole(1..=u64::MAX))]
     pub(crate) chunks: Option<u64>,
     /// Start lost ranks again up to so many times, 0 to 1000000, when one dies, falls silent or loses its GPU (under MPS

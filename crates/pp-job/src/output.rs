@@ -9,6 +9,6 @@ mod stdout;
 pub use self::error::{OutputError, Shown};
 pub use self::patient::Patient;
 pub use self::place::{is_stdout, one_file_each};
-pub use self::staged::{StagedFile, can_be_created, write_file};
+pub use self::staged::{StagedFile, can_be_created, is_locked, kept_name, write_file};
 pub(crate) use self::staged::{discard_hidden, has_hidden};
 pub use self::stdout::{keep_stdout, stdout};

@@ -53,6 +53,14 @@ pub enum InputError {
     )]
     Shrunk { at: At, had: u64 },
     #[error(
+        "{name}: {frames} frames are read, and --skip {skip} is behind them; skip {frames} at most"
+    )]
+    Skipped {
+        name: String,
+        frames: u64,
+        skip: u64,
+    },
+    #[error(
         "{}: no FRAME marker at byte {}, where frame {} should begin, but {found}; \
          the header's size or colour space may be wrong, or bytes were lost", .at.name, .at.offset, .at.frame
     )]

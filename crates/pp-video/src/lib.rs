@@ -8,6 +8,7 @@ pub mod buffer;
 mod error;
 pub mod estimates;
 pub mod header;
+pub mod kept;
 pub mod noise;
 pub mod psnr;
 mod scene;

@@ -1,7 +1,8 @@
 //! The sink: threads that write decoded frames behind the driver.
 //!
 //! The queue is bounded and being full is a normal answer. A write that fails ends the writing; the next push hands the
-//! error over. A regular file appears under its name only at [`Sink::commit`], when every frame is in it.
+//! error over. A regular file appears under its name only at [`Sink::commit`], when every frame is in it; one that is to be
+//! kept has another name before ([`Keep`]).
 //!
 //! One thread writes, in order. A file in memory would keep that thread busy with copies, so several threads fill it,
 //! each a chunk at a place that the first thread has reserved: a disk that is full is found there, and not by a signal in
@@ -19,14 +20,24 @@ use memmap2::MmapOptions;
 
 use super::buffer::Buffer;
 use super::header::Header;
+use super::kept::go_on;
 use super::y4m::{Frames, Params, write_header};
-use pp_job::output::{OutputError, StagedFile};
+use pp_job::output::{OutputError, StagedFile, kept_name};
 
 /// Threads from which on filling a file in memory is faster than writing it.
 const THREADS_THAT_PAY: usize = 4;
 
 /// Whole frames with their parameters.
 type Batch = (Buffer, Params);
+
+/// An output that is kept also where it is not committed, under [`pp_job::output::kept_name`].
+#[derive(Clone, Copy, Debug)]
+pub struct Keep {
+    /// Frames of the input whose output is there already, and is gone on behind; 0 where the file is new.
+    pub skip: u64,
+    /// Frames that are made of one of the input.
+    pub per_frame: u64,
+}
 
 /// How the sink writes.
 #[derive(Clone, Copy, Debug)]
@@ -35,13 +46,15 @@ pub struct SinkOptions {
     pub queue: usize,
     /// Threads that fill a file in memory; each has one batch more.
     pub threads: usize,
+    /// Keep what was written.
+    pub keep: Option<Keep>,
 }
 
 /// The driver's end of the writing threads.
 ///
 /// # If dropped
 /// Without a commit a regular file leaves nothing behind. The drop does not wait for the threads: the reader of a pipe may
-/// be stuck.
+/// be stuck. Where a file is kept, it waits until all that was pushed is in it.
 #[derive(Debug)]
 pub struct Sink {
     queue: Option<Sender<Batch>>,
@@ -49,6 +62,7 @@ pub struct Sink {
     /// The thread takes nothing more; what lies in the queue stays there.
     has_ended: Arc<AtomicBool>,
     capacity: usize,
+    is_kept: bool,
     /// None once its result was handed over.
     thread: Option<JoinHandle<Result<Written, OutputError>>>,
 }
@@ -69,7 +83,11 @@ impl Sink {
         buffers: Vec<Buffer>,
         wake: impl Fn() + Send + 'static,
     ) -> Result<Self, OutputError> {
-        let file = StagedFile::create(target)?;
+        let file = match options.keep {
+            None => StagedFile::create(target)?,
+            Some(Keep { skip: 0, .. }) => StagedFile::keep(target, 0)?,
+            Some(Keep { skip, per_frame }) => go_on(target, header, (skip, per_frame))?,
+        };
         let capacity = options.queue.max(1);
         let (queue, work) = bounded(capacity);
         let has_ended = Arc::new(AtomicBool::new(false));
@@ -107,6 +125,7 @@ impl Sink {
             spare,
             has_ended,
             capacity,
+            is_kept: options.keep.is_some() && kept_name(target).is_some(),
             thread: Some(thread),
         })
     }
@@ -164,6 +183,16 @@ impl Sink {
     }
 }
 
+impl Drop for Sink {
+    fn drop(&mut self) {
+        if self.is_kept {
+            self.queue = None;
+            // Whatever went wrong, what was written is kept.
+            let _ = self.thread.take().map(JoinHandle::join);
+        }
+    }
+}
+
 /// The writing thread.
 struct Writer {
     file: StagedFile,
@@ -178,7 +207,9 @@ impl Writer {
         batches: impl Iterator<Item = Batch>,
         threads: usize,
     ) -> io::Result<()> {
-        write_header(&mut self.file, &self.header)?;
+        if self.file.written() == 0 {
+            write_header(&mut self.file, &self.header)?;
+        }
         let in_memory = self.file.in_memory().map(File::try_clone);
         match in_memory.filter(|_| threads >= THREADS_THAT_PAY) {
             Some(file) => self.fill_in(&file?, batches, threads),

@@ -10,6 +10,7 @@
 
 mod ahead;
 mod chunk;
+mod skipping;
 
 use std::sync::Arc;
 use std::{io, thread};
@@ -19,7 +20,8 @@ use pp_runtime::clock::now_ns;
 
 use self::ahead::Ahead;
 use self::chunk::Intake;
-pub use self::chunk::{Chunk, SourceOptions};
+pub use self::chunk::{Chunk, Skip, SourceOptions};
+use self::skipping::Skipping;
 use super::InputError;
 use super::buffer::Buffer;
 
@@ -155,10 +157,18 @@ struct Closed;
 impl Work {
     /// Reads to the end; false when it did not get there.
     fn run(mut self, ahead: Option<Ahead>, ready: &Sender<Next>, wake: &impl Fn()) -> bool {
-        let mut give = |chunk: Chunk| {
+        let skip = self.intake.options.skip;
+        let mut skipping = Skipping::new(skip);
+        let done = self.done.clone();
+        let hand_on = |chunk| {
             ready.send(Ok(Some(chunk))).map_err(|_| Closed)?;
             wake();
             Ok(())
+        };
+        let mut give = |chunk| {
+            let recycle = |chunk| drop(done.try_send(chunk));
+            let mut given = skipping.take(chunk, recycle).into_iter();
+            given.try_for_each(hand_on)
         };
         let read = match ahead {
             Some(mut ahead) => {
@@ -169,10 +179,21 @@ impl Work {
             }
             None => Ok(Behind::default()),
         };
-        match read.and_then(|behind| self.read_on(behind, &mut give)) {
+        let read = read.and_then(|behind| self.read_on(behind, &mut give));
+        let last = match (&read, skipping.end()) {
+            (Err(Closed), _) | (Ok(Err(_)), Err(_)) => Ok(()),
+            (Ok(_), Ok(given)) => given.into_iter().try_for_each(hand_on),
+            (Ok(Ok(())), Err(frames)) => {
+                let (name, skip) = (self.reader.name.clone(), skip.frames);
+                let error = InputError::Skipped { name, frames, skip };
+                // Without a receiver the driver has ended.
+                let _ = ready.send(Err(error));
+                return false;
+            }
+        };
+        match last.and(read) {
             Ok(Ok(())) => true,
             Ok(Err(error)) => {
-                // Without a receiver the driver has ended.
                 let _ = ready.send(Err(error));
                 false
             }

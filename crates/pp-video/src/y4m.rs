@@ -20,7 +20,7 @@ const FRAME: &[u8] = b"FRAME";
 /// The line in front of a frame without parameters.
 const PLAIN: [u8; 6] = *b"FRAME\n";
 /// Longest accepted line in front of a frame.
-const MAX_FRAME_LINE_BYTES: usize = 256;
+pub(crate) const MAX_FRAME_LINE_BYTES: usize = 256;
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// A stream whose header was read and accepted.

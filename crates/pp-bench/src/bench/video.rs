@@ -8,7 +8,7 @@ use pp_command::print_result;
 use pp_video::buffer::Buffer;
 use pp_video::header::Header;
 use pp_video::sink::{Sink, SinkOptions};
-use pp_video::source::{Chunk, Polled, Source, SourceOptions};
+use pp_video::source::{Chunk, Polled, Skip, Source, SourceOptions};
 use pp_video::y4m::Reader;
 use pp_video::{InputError, QUEUE, io_threads};
 use serde::Serialize;
@@ -104,6 +104,7 @@ fn read(args: &VideoArgs) -> Result<Read, Error> {
     let options = SourceOptions {
         frames_per_chunk: args.frames_per_chunk as usize,
         chunks: None,
+        skip: Skip::default(),
         noise: None,
         scene_cuts: true,
         queue: QUEUE,
@@ -158,6 +159,7 @@ fn write(args: &VideoArgs, target: &Path, read: &Read) -> Result<f64, Error> {
     let options = SinkOptions {
         queue: QUEUE,
         threads: io_threads(),
+        keep: None,
     };
     let buffers = (0..QUEUE + 2 + 2 * io_threads()).map(|_| touched(sample));
     let buffers = buffers.collect();

@@ -9,7 +9,7 @@ use pp_kernels::{Description, KernelSet};
 
 use super::placement::steps;
 use super::{devices, input, placement};
-use crate::args::{RunArgs, check_plugin_args};
+use crate::args::{CutChoice, RunArgs, check_plugin_args};
 use crate::cmd::plugin;
 
 /// A command line that can be run.
@@ -32,6 +32,13 @@ pub struct Checked {
 /// What is wrong with the command line or the environment, and the remedy.
 pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     check_plugin_args(&args.plugin_args)?;
+    if args.going_on.skip > 0 && args.cuts == CutChoice::Hard {
+        return Err(Error::Usage(
+            "--skip gives the bytes of the whole run, and --cuts hard drops frames as they come in time; choose --cuts \
+             flush or off"
+                .into(),
+        ));
+    }
     let started = pp_job::command_line::world(env.lookup());
     let world = started.as_ref().ok().copied().flatten();
     let is_free = args.pipeline.is_none() && args.ranks_named().is_none();

@@ -6,7 +6,7 @@ use pp_command::KernelChoice;
 use pp_command::env::Env;
 use pp_contract::{Fault, FaultKind, Pipeline};
 use pp_job::command_line::say;
-use pp_job::output::{can_be_created, one_file_each};
+use pp_job::output::{can_be_created, kept_name, one_file_each};
 use pp_job::{Config, Error};
 use pp_kernels::SessionConfig;
 use pp_transport::host::memory::available_bytes;
@@ -71,13 +71,16 @@ pub(super) fn check_files(
         ("PP_JOB_SECRET_FILE", secret.as_deref()),
     ];
     sources.extend(plugins.map(|path| ("--kernels", Some(path))));
+    let kept = args.output.as_deref().and_then(kept_name);
+    let kept = kept.filter(|_| args.going_on.keep_partial);
     let results = [
         ("--output", args.output.as_deref()),
+        ("--keep-partial", kept.as_deref()),
         ("--report", args.report.as_deref()),
         ("--trace", args.trace.as_deref()),
         ("--timeline", args.timeline.as_deref()),
     ];
-    let (of_sink, of_source) = results.split_at(1);
+    let (of_sink, of_source) = results.split_at(2);
     let input = has_source.then_some(&*args.input);
     limits::check_streams(input, if has_source { of_source } else { &[] })?;
     limits::check_streams(None, if has_sink { of_sink } else { &[] })?;

@@ -7,6 +7,7 @@ mod devices;
 mod digests;
 mod group;
 mod input;
+mod kept;
 mod kernels;
 mod middle;
 mod notes;
@@ -40,6 +41,7 @@ use pp_runtime::stage::StageResult;
 use pp_transport::bell::Bell;
 use pp_transport::edge::Edges;
 use pp_transport::host::{Host, MAX_SLOTS};
+use pp_video::source::Skip;
 
 use self::check::check_stages;
 pub use self::check::{Checked, check};
@@ -60,7 +62,7 @@ use crate::args::{RunArgs, Strength};
 /// Runs the whole job, or this process's rank of it.
 pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
     let checked = check(args, env)?;
-    checked.job(args).run(|rank| {
+    let done = checked.job(args).run(|rank| {
         let (job, backend) = VideoJob::choose(rank, args, &checked, env)?;
         let profile = job.profile()?;
         match backend {
@@ -72,7 +74,9 @@ pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
                 rank.run(*gpu, profile, job.program(&memory))
             }
         }
-    })
+    });
+    kept::tell(args, &checked);
+    done
 }
 
 /// A video through its pipeline: the kernels, and what the stages of one rank share.
@@ -172,6 +176,7 @@ impl<'a> VideoJob<'a> {
             .set("strength", format_args!("--strength {}", args.strength))
             .set("cuts", format_args!("{:?}", args.cuts))
             .set("seed", args.seed)
+            .set("skip", args.going_on.skip)
             .set("verify", args.verify)
             .set("add_noise", format_args!("{:?}", args.add_noise))
             .set(
@@ -272,6 +277,10 @@ impl<'a> VideoJob<'a> {
         let settings = Settings {
             args,
             context_frames,
+            skip: Skip {
+                frames: args.going_on.skip,
+                context: self.frames_looked_at().into(),
+            },
             depth: self.depth,
             sink: self.pipeline.sink(),
             verifier: self.verifier(0),
@@ -431,12 +440,14 @@ impl<'a> VideoJob<'a> {
     /// Most frames of context that a payload carries.
     fn context_frames(&self) -> u32 {
         match self.args.recompute || self.args.restarts > 0 {
-            true => {
-                let sets = self.kernels.iter().map(KernelSet::describe);
-                placement::context_frames(sets)
-            }
+            true => self.frames_looked_at(),
             false => 0,
         }
+    }
+
+    /// The most frames before a chunk that stages between source and sink look at.
+    fn frames_looked_at(&self) -> u32 {
+        placement::context_frames(self.kernels.iter().map(KernelSet::describe))
     }
 
     /// Refuses chunks of context for which an edge has no slots.

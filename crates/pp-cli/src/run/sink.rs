@@ -6,7 +6,7 @@ use pp_runtime::drift::{Check, Verifier};
 use pp_runtime::stage::{Chunk, Progress, Sink, StageError, StageResult, Taken};
 use pp_transport::bell::Bell;
 use pp_video::buffer::Buffer;
-use pp_video::sink::{Sink as Output, SinkOptions};
+use pp_video::sink::{Keep, Sink as Output, SinkOptions};
 use pp_video::y4m::Params;
 use pp_video::{QUEUE, io_threads};
 
@@ -37,6 +37,8 @@ pub struct VideoSink<D: Kernels> {
     /// What is decoded into where nothing is written.
     idle: Vec<Buffer>,
     max_frames: u32,
+    /// The first frame of the input whose output is written.
+    skip: u64,
     verifier: Verifier,
     /// What faults call it.
     name: &'static str,
@@ -88,6 +90,10 @@ impl<D: Kernels> VideoSink<D> {
                 let options = SinkOptions {
                     queue: QUEUE,
                     threads: io_threads(),
+                    keep: args.going_on.keep_partial.then_some(Keep {
+                        skip: args.going_on.skip,
+                        per_frame: frames.frames_per_frame.into(),
+                    }),
                 };
                 // As many as wait to be written, are written and are decoded into.
                 let count = QUEUE + 2 + 2 * io_threads() + depth;
@@ -105,6 +111,7 @@ impl<D: Kernels> VideoSink<D> {
             output,
             idle,
             max_frames: args.frames_per_chunk,
+            skip: args.going_on.skip,
             verifier,
             name,
             layouts: Layouts::default(),
@@ -113,9 +120,26 @@ impl<D: Kernels> VideoSink<D> {
         })
     }
 
+    /// Takes out the first frames of a chunk that begins before those that are written.
+    fn cut_off(&self, first: u64, frames: &mut Buffer, params: &mut Params) {
+        let per_frame = u64::from(self.made.frames_per_frame);
+        let before = self.skip.saturating_sub(first).saturating_mul(per_frame) as usize;
+        let all = frames.len();
+        let bytes = before.saturating_mul(frame_bytes(self.made)).min(all);
+        if bytes > 0 {
+            frames.copy_within(bytes.., 0);
+            frames.resize(all - bytes);
+            params.retain_mut(|(at, _)| {
+                let is_written = *at >= before;
+                *at -= before.min(*at);
+                is_written
+            });
+        }
+    }
+
     /// Gives the frames of a decode that is done to the output.
     fn conclude(&mut self, mut taking: Taking<D>) -> StageResult<Progress<Taken, Taking<D>>> {
-        let Progress::Done(frames) = taking.work else {
+        let Progress::Done(mut frames) = taking.work else {
             return Ok(Progress::UnderWay(taking));
         };
         let (verifier, digester) = (&self.verifier, self.decoder.digester());
@@ -132,6 +156,7 @@ impl<D: Kernels> VideoSink<D> {
         let after = clean.map(|clean| clean.compare(&self.shape, index, first, &frames.bytes));
         let mut seals = taking.seals;
         seals.extend(seal);
+        self.cut_off(first, &mut frames.bytes, &mut taking.params);
         let note = ToSource {
             made: Made {
                 width: self.made.width,
@@ -142,8 +167,8 @@ impl<D: Kernels> VideoSink<D> {
             seals,
         };
         match &mut self.output {
-            Some(output) => output.push(frames.bytes, taking.params)?,
-            None => self.idle.push(frames.bytes),
+            Some(output) if !frames.bytes.is_empty() => output.push(frames.bytes, taking.params)?,
+            _ => self.idle.push(frames.bytes),
         }
         self.has_frames = true;
         Ok(Progress::Done(Taken {
@@ -179,10 +204,9 @@ impl<D: Kernels> Sink<D::Rx> for VideoSink<D> {
         }
         let digester = self.decoder.digester();
         let mut check = self.verifier.begin(digester, chunk, input)?;
-        let mut frames = match &self.output {
-            Some(output) => output.buffer(),
-            None => self.idle.pop().unwrap_or_default(),
-        };
+        let output = self.output.as_ref();
+        let idle = self.idle.pop();
+        let mut frames = idle.unwrap_or_else(|| output.map(Output::buffer).unwrap_or_default());
         frames.resize(said.frames as usize * per_frame * frame_bytes(self.made));
         let tensors = message.tensors().unsealed();
         let came = (&chunk, said.frames, &tensors);

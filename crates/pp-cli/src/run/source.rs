@@ -15,7 +15,7 @@ use pp_video::estimates::Estimates;
 use pp_video::header::Header;
 use pp_video::noise::Noise;
 use pp_video::psnr::LumaPsnr;
-use pp_video::source::{Chunk, Polled, Source as Frames, SourceOptions};
+use pp_video::source::{Chunk, Polled, Skip, Source as Frames, SourceOptions};
 use pp_video::y4m::Reader;
 use pp_video::{InputError, QUEUE, io_threads};
 
@@ -30,7 +30,8 @@ use pp_job::RANK_0;
 
 /// A chunk between its encode and its acceptance.
 pub struct Pending<E: Kernels> {
-    frames: usize,
+    /// Those that are written.
+    frames: u64,
     /// Kept only when its PSNR is wanted.
     chunk: Option<Chunk>,
     sealed: Option<Sealed<TicketOf<E>>>,
@@ -50,6 +51,8 @@ pub(super) struct Settings<'a> {
     pub(super) args: &'a RunArgs,
     /// Frames of context that a payload may carry.
     pub(super) context_frames: u32,
+    /// Where the output begins.
+    pub(super) skip: Skip,
     pub(super) depth: u32,
     pub(super) sink: Rank,
     pub(super) verifier: Verifier,
@@ -65,6 +68,8 @@ pub struct VideoSource<'a, E: Kernels> {
     pub(super) settings: Settings<'a>,
     layouts: Layouts,
     offered: Option<Chunk>,
+    /// The chunk that began the epoch of the first one, where that is skipped.
+    head: Option<Chunk>,
     /// The plan of the chunk before and its frames, and how many frames its epoch has had.
     last: Option<(VideoPlanParts, u32)>,
     epoch_frames: u32,
@@ -96,10 +101,12 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
             .map(|n| n.saturating_mul(args.frames_per_chunk.into()));
         // Where both are known the run ends with the first.
         let total = in_file.into_iter().chain(asked_for).min();
+        let total = total.map(|frames| frames.saturating_sub(settings.skip.frames));
         let frames_in_input = in_file.filter(|_| args.chunks.is_none());
         let options = SourceOptions {
             frames_per_chunk: args.frames_per_chunk as usize,
             chunks: args.chunks,
+            skip: settings.skip,
             noise: args.add_noise.map(|sigma| Noise::new(sigma, args.seed)),
             scene_cuts: args.cuts != CutChoice::Off,
             queue: QUEUE,
@@ -117,6 +124,7 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
             settings,
             layouts: Layouts::default(),
             offered: None,
+            head: None,
             last: None,
             epoch_frames: 0,
             noise: Estimates::default(),
@@ -157,6 +165,30 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
         plan
     }
 
+    /// Lets the kernels look at the chunk that began an epoch, as they did in the whole run: they estimate its noise there.
+    /// The slot is written again behind it.
+    fn look_at(&mut self, head: Chunk, slot: &mut E::Tx) -> StageResult<()> {
+        let shape = ChunkShape {
+            frames: head.frames as u32,
+            steps: self.settings.args.denoise_steps,
+            context_frames: 0,
+        };
+        let tensors = self.tensors_of(shape)?;
+        let (width, height) = (self.header.width(), self.header.height());
+        let mut plan = VideoPlanParts::first(width, height, shape.steps);
+        plan.current_start_frame = head.first_frame;
+        plan.base_seed = self.settings.args.seed;
+        let bytes = head.data().len();
+        let encode = self
+            .encoder
+            .encode(head.memory(), bytes, &plan, &tensors, slot)?;
+        if let Progress::UnderWay(encoding) = encode {
+            self.encoder.forget(encoding);
+        }
+        self.input.recycle(head);
+        Ok(())
+    }
+
     /// The memory of a chunk is read into again.
     fn recycle(&self, index: ChunkIndex, chunk: Option<Chunk>) {
         if let Some(mut chunk) = chunk {
@@ -173,12 +205,19 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
     type Carry = Pending<E>;
 
     fn poll(&mut self) -> StageResult<Offer> {
-        let polled = match self.input.poll() {
-            Err(error) if error.follows_frames() => {
-                self.broken = Some(error);
-                Polled::End
+        let polled = loop {
+            match self.input.poll() {
+                Ok(Polled::Ready(head)) if head.is_head => self.head = Some(head),
+                Err(error) if error.follows_frames() => {
+                    self.broken = Some(error);
+                    break Polled::End;
+                }
+                polled => {
+                    let failed =
+                        |e: InputError| StageError::new(e.kind(), "read input", e.to_string());
+                    break polled.map_err(failed)?;
+                }
             }
-            polled => polled.map_err(|e| StageError::new(e.kind(), "read input", e.to_string()))?,
         };
         Ok(match polled {
             Polled::Later => Offer::Later,
@@ -208,7 +247,12 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
         slot: &mut E::Tx,
     ) -> StageResult<Built<VideoPlan, Pending<E>>> {
         let mut chunk = self.offered.take().expect("built only when offered");
-        let plan = self.plan(place, chunk.first_frame);
+        let mut plan = self.plan(place, chunk.first_frame);
+        let is_behind_head = match self.head.take() {
+            Some(head) => self.look_at(head, slot).map(|()| true)?,
+            None => false,
+        };
+        plan.init_cache &= !is_behind_head;
         if place.starts_epoch {
             self.epoch_frames = 0;
         }
@@ -244,7 +288,7 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
         };
         // To the kernels here it is a chunk like any other; for a stage that was started anew it is the first.
         let asked = VideoPlan::new(VideoPlanParts {
-            init_cache: plan.init_cache || place.rebuilds,
+            init_cache: plan.init_cache || place.rebuilds || is_behind_head,
             ..plan
         })?;
         self.epoch_frames += frames as u32;
@@ -269,7 +313,9 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
             tensors,
             note,
             carry: Pending {
-                frames,
+                frames: (plan.current_start_frame + frames as u64)
+                    .saturating_sub(self.settings.skip.frames)
+                    .min(frames as u64),
                 chunk,
                 sealed,
                 encode: Some(encode),
@@ -338,7 +384,7 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
             quality.after.merge(said.after.unwrap_or_default());
         }
         self.recycle(index, chunk);
-        self.progress.add(frames as u64);
+        self.progress.add(frames);
         Ok(encoded.worked.map(|worked| worked.work_ns))
     }
 

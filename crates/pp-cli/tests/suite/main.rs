@@ -7,8 +7,10 @@ mod restart_support;
 
 mod bad_input;
 mod data;
+mod installed;
 mod interrupt;
 mod job;
+mod kept;
 mod launchers;
 mod missed;
 mod nccl_fake;

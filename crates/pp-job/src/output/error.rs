@@ -33,6 +33,8 @@ pub enum OutputError {
     Protected(Shown),
     #[error("{0}: is a socket; name a file, or pipe --output - into a program that connects to it")]
     IsSocket(Shown),
+    #[error("{0}: {1}")]
+    Kept(Shown, String),
     #[error(
         "{path}: writing failed after {bytes} bytes: {source}; {}",
         remedy(source)

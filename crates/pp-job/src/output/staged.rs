@@ -5,16 +5,19 @@
 //! hidden name from the start: a drop removes it, [`discard_hidden`] does so where a process ends without drops, and only
 //! a kill leaves it behind. FIFOs, devices and standard output are written directly. Sockets have no writer by name and
 //! are refused.
+//!
+//! A file that is to be *kept* ([`StagedFile::keep`]) has a name of its own beside the final one from the start, so that
+//! not even a kill takes it away. It is locked while it is written: no other process cuts it or goes on in it.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{Access, AtFlags, CWD, FallocateFlags, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 
 use super::error::OutputError;
@@ -73,10 +76,28 @@ pub fn can_be_created(target: &Path) -> Result<(), OutputError> {
     StagedFile::create(target).map(drop)
 }
 
+/// The name of an output that is kept before it is finished: `.part` stands behind that of the file. None where it is
+/// written directly, as pipes and devices are.
+pub fn kept_name(target: &Path) -> Option<PathBuf> {
+    let target = resolve(target);
+    if is_stdout(&target) || fs::metadata(&target).is_ok_and(|there| !there.is_file()) {
+        return None;
+    }
+    let mut name = target.file_name()?.to_owned();
+    name.push(".part");
+    Some(target.with_file_name(name))
+}
+
+/// Says whether this process is the only one to write the file, from now on until it closes it.
+pub fn is_locked(file: &File) -> bool {
+    // Where the file system has no locks there is nothing to ask.
+    flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
+}
+
 /// An output that was opened and is not yet committed.
 ///
 /// # If dropped
-/// Nothing written to a regular file remains; bytes written to a pipe or device stay written.
+/// Nothing written to a regular file remains, unless it is to be kept; bytes written to a pipe or device stay written.
 #[derive(Debug)]
 pub struct StagedFile {
     file: Patient<File>,
@@ -91,6 +112,8 @@ enum Stage {
     Unnamed(PathBuf),
     /// Under its hidden name, which stands in [`HIDDEN`].
     Hidden(PathBuf),
+    /// Under the name that it keeps where it is not committed.
+    Kept(PathBuf),
     /// Written directly, or committed.
     Direct,
 }
@@ -109,6 +132,53 @@ impl StagedFile {
     /// # Errors
     /// A directory, or one that cannot be written to: before any work is done, not after.
     pub fn create(target: &Path) -> Result<Self, OutputError> {
+        Self::open(target, |path| {
+            let hidden = hidden_name(path).ok_or(Errno::INVAL)?;
+            open_unseen(path, hidden)
+        })
+    }
+
+    /// As [`StagedFile::create`]; but a regular file is written under [`kept_name`] and keeps it until the commit. With
+    /// `bytes` the file is there already: it is cut behind so many of them, and written on.
+    ///
+    /// # Errors
+    /// As [`StagedFile::create`]; and a file of that name is there although it should be new, is not there although it
+    /// should be, or is written by another process.
+    pub fn keep(target: &Path, bytes: u64) -> Result<Self, OutputError> {
+        let Some(kept) = kept_name(target) else {
+            return Self::create(target);
+        };
+        let refuse = |why: &str| OutputError::Kept(kept.as_path().into(), why.into());
+        let opened = Self::open(target, |_| {
+            let mut how = File::options();
+            let file = how.write(true).create_new(bytes == 0).open(&kept)?;
+            Ok((file, Stage::Kept(kept.clone())))
+        });
+        let mut staged = match opened {
+            Err(_) if bytes == 0 && kept.exists() => {
+                return Err(refuse(
+                    "is left of a job that ended early; go on in it with --skip, or remove it",
+                ));
+            }
+            opened => opened?,
+        };
+        if !is_locked(&staged.file.0) {
+            return Err(refuse(
+                "another job writes it; wait for its end, or choose another --output",
+            ));
+        }
+        let cut = staged.file.0.set_len(bytes);
+        let ready = cut.and_then(|()| staged.file.0.seek(SeekFrom::Start(bytes)));
+        ready.map_err(|error| staged.write_error(error))?;
+        staged.written = bytes;
+        Ok(staged)
+    }
+
+    /// Finds out what `target` is. `open` opens the regular file that is to become it.
+    fn open(
+        target: &Path,
+        open: impl FnOnce(&Path) -> io::Result<(File, Stage)>,
+    ) -> Result<Self, OutputError> {
         let failed = |source: io::Error| OutputError::Create {
             path: target.into(),
             source,
@@ -143,7 +213,6 @@ impl StagedFile {
             }
             _ => {}
         }
-        let hidden = hidden_name(&final_path).ok_or_else(|| failed(Errno::INVAL.into()))?;
         let refused = |source: io::Error| {
             let is_missing = source.kind() == io::ErrorKind::NotFound;
             // Where the folder is there, it is the file system that makes no entry in it.
@@ -153,7 +222,7 @@ impl StagedFile {
             }
             failed(source)
         };
-        let (file, stage) = open_unseen(&final_path, hidden).map_err(refused)?;
+        let (file, stage) = open(&final_path).map_err(refused)?;
         if let Ok(there) = fs::metadata(&final_path) {
             // What was closed to others stays closed. Refused where the file is not ours.
             let _ = file.set_permissions(there.permissions());
@@ -205,7 +274,7 @@ impl StagedFile {
             self.stage = Stage::hidden(hidden.clone());
             rustix::fs::linkat(CWD, unnamed, CWD, &hidden, AtFlags::SYMLINK_FOLLOW)?;
         }
-        if let Stage::Hidden(path) = &self.stage {
+        if let Stage::Hidden(path) | Stage::Kept(path) = &self.stage {
             fs::rename(path, &self.target)?;
             hidden().retain(|other| other != path);
             self.stage = Stage::Direct;
@@ -229,6 +298,11 @@ impl StagedFile {
         rustix::fs::fallocate(&self.file.0, FallocateFlags::empty(), at, bytes)?;
         self.written += bytes;
         Ok(at)
+    }
+
+    /// Bytes in the file, those included that it was opened with.
+    pub fn written(&self) -> u64 {
+        self.written
     }
 
     /// An error of a write to this file, with its name and how far it came.
@@ -372,6 +446,30 @@ mod tests {
         staged(b"whole").commit().unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"whole");
         assert_eq!(scratch.names(), ["out.y4m"]);
+    }
+
+    #[test]
+    fn a_kept_file_has_a_name_from_the_start_is_written_by_one_and_gone_on_in() {
+        let scratch = Folder::scratch();
+        let path = scratch.file("out.y4m");
+        fs::write(&path, b"older").unwrap();
+        let mut staged = StagedFile::keep(&path, 0).unwrap();
+        staged.write_all(b"half of it").unwrap();
+        let refused = |bytes| StagedFile::keep(&path, bytes).unwrap_err().to_string();
+        assert!(refused(4).contains("out.y4m.part: another job writes it"));
+        drop(staged);
+        assert_eq!(scratch.names(), ["out.y4m", "out.y4m.part"]);
+        assert!(refused(0).contains("go on in it with --skip, or remove it"));
+        let mut staged = StagedFile::keep(&path, 4).unwrap();
+        assert_eq!(staged.written(), 4);
+        staged.write_all(b", and the rest").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"older");
+        staged.commit().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"half, and the rest");
+        assert_eq!(scratch.names(), ["out.y4m"]);
+        assert!(refused(4).contains("No such file"));
+        assert_eq!(kept_name(Path::new("/dev/null")), None);
+        assert_eq!(kept_name(Path::new("-")), None);
     }
 
     #[test]

@@ -11,7 +11,11 @@ fn header() -> Header {
 }
 
 fn options(queue: usize) -> SinkOptions {
-    SinkOptions { queue, threads: 1 }
+    SinkOptions {
+        queue,
+        threads: 1,
+        keep: None,
+    }
 }
 
 fn open(path: &Path, queue: usize) -> Sink {

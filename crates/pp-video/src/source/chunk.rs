@@ -11,8 +11,10 @@ use super::super::y4m::Params;
 pub struct SourceOptions {
     /// Frames of a chunk, at least one; the last one, and one that a cut ends, have fewer.
     pub frames_per_chunk: usize,
-    /// Stop after so many chunks.
+    /// Stop after so many chunks, counted from the first frame of the input.
     pub chunks: Option<u64>,
+    /// Give no chunk but those from here on.
+    pub skip: Skip,
     /// Noise to add to every frame; the frames as they were before are kept.
     pub noise: Option<Noise>,
     /// Look for hard cuts.
@@ -21,6 +23,16 @@ pub struct SourceOptions {
     pub queue: usize,
     /// Threads that read a file; each has one chunk more.
     pub threads: usize,
+}
+
+/// Where a job begins that goes on with one that ended early. Chunks, cuts and noise are those of the whole input, all of
+/// which is read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Skip {
+    /// The first frame whose output counts. The chunk that holds it is given whole.
+    pub frames: u64,
+    /// So many frames before that chunk, or all since the last cut, are given, too, in whole chunks: stages look at them.
+    pub context: u64,
 }
 
 /// Some successive frames, as they lie in the file.
@@ -34,6 +46,8 @@ pub struct Chunk {
     pub frames: usize,
     /// A hard cut lies right before its first frame.
     pub cut: bool,
+    /// It was skipped, and is given all the same, as the first: the source's kernels look at the chunk that begins an epoch.
+    pub is_head: bool,
     /// The parameters of its frames.
     pub params: Params,
     /// When its first and its last frame had been read, in nanoseconds of the monotonic clock.
@@ -75,7 +89,7 @@ impl Intake {
         chunk
             .data
             .resize(self.options.frames_per_chunk * chunk.frame_bytes);
-        (chunk.frames, chunk.cut) = (0, false);
+        (chunk.frames, chunk.cut, chunk.is_head) = (0, false, false);
         chunk.params.clear();
         chunk.grids.clear();
         chunk

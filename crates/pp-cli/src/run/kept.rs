@@ -1,0 +1,35 @@
+//! What a run keeps of an output that is not finished.
+
+use pp_job::command_line::say;
+use pp_job::output::kept_name;
+
+use super::Checked;
+use crate::args::{CutChoice, RunArgs};
+
+/// Cuts what a job that has ended early kept to whole frames, and says how to go on: once, by the supervisor, or by the
+/// process of the sink.
+pub(super) fn tell(args: &RunArgs, checked: &Checked) {
+    let (config, sink) = (&checked.config, checked.pipeline.sink());
+    let is_elsewhere = config.rank().is_some_and(|own| own != sink);
+    let target = args.output.as_deref();
+    let target = target.filter(|_| args.going_on.keep_partial);
+    let Some((target, path)) = target.and_then(|target| Some((target, kept_name(target)?))) else {
+        return;
+    };
+    if config.is_supervised() || is_elsewhere {
+        return;
+    }
+    let path = path.display();
+    say(match pp_video::kept::cut(target) {
+        Ok(None) => return,
+        Ok(Some(frames)) if args.cuts == CutChoice::Hard => {
+            format!("pp: {path}: {frames} whole frames are kept")
+        }
+        Ok(Some(frames)) => {
+            format!(
+                "pp: {path}: {frames} whole frames are kept; the same command with --skip {frames} goes on in it"
+            )
+        }
+        Err(error) => format!("pp: {path}: what is kept cannot be cut to whole frames: {error}"),
+    });
+}
