@@ -7,7 +7,9 @@ use std::str::FromStr;
 
 use clap::builder::ArgPredicate;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum, value_parser};
+use clap::{
+    Arg, ArgAction, Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum, value_parser,
+};
 use clap_complete::Shell;
 use pp_bench::{BenchCommand, PlanArgs};
 use pp_command::{Input, KernelChoices, TransportChoice, plugin_arg, print, whole};
@@ -93,7 +95,9 @@ pub(crate) fn parse<C: CommandFactory + FromArgMatches>() -> Result<(C, Loudness
         }
         if let Some(Expanded { file, .. }) = &expanded {
             let file = file.display();
-            say(format!("pp: the options of {file} are part of this command line"));
+            say(format!(
+                "pp: the options of {file} are part of this command line"
+            ));
         }
         error.exit()
     })
@@ -115,16 +119,19 @@ pub(crate) fn with_options<C: CommandFactory>() -> clap::Command {
     let quiet = quiet.help("Say nothing but errors and results; pp run leaves out its summary");
     let verbose = Arg::new(VERBOSE).short('v').action(ArgAction::Count);
     let verbose = verbose.conflicts_with(QUIET);
-    let verbose = verbose.help("Log as with PP_LOG=info, and -vv as with PP_LOG=debug; a PP_LOG that is set wins");
+    let verbose = verbose
+        .help("Log as with PP_LOG=info, and -vv as with PP_LOG=debug; a PP_LOG that is set wins");
     let both = [(QUIET, quiet), (VERBOSE, verbose)];
     let both = both.map(|(name, arg)| arg.long(name).global(true).display_order(LAST));
     let command = C::command().args(both);
-    ["run", "plan", "bench"].into_iter().fold(command, |command, name| {
-        match command.find_subcommand(name) {
-            Some(_) => command.mut_subcommand(name, with_config),
-            None => command,
-        }
-    })
+    ["run", "plan", "bench"]
+        .into_iter()
+        .fold(command, |command, name| {
+            match command.find_subcommand(name) {
+                Some(_) => command.mut_subcommand(name, with_config),
+                None => command,
+            }
+        })
 }
 
 /// Where options stand in the help that are not of one command alone.
@@ -135,7 +142,9 @@ fn with_config(command: clap::Command) -> clap::Command {
     if command.has_subcommands() {
         return command.mut_subcommands(with_config);
     }
-    let arg = Arg::new(config::CONFIG).long(config::CONFIG).value_name("FILE.toml");
+    let arg = Arg::new(config::CONFIG)
+        .long(config::CONFIG)
+        .value_name("FILE.toml");
     let arg = arg.value_parser(value_parser!(PathBuf)).display_order(LAST);
     command.arg(arg.help(
         "Read options from a file: their long names are the keys, as in depth = 4; what stands on the command line wins",
@@ -219,7 +228,10 @@ pub enum Command {
     /// Kernel plugins.
     #[command(subcommand)]
     Plugin(PluginCommand),
-    /// Print the completions of pp for a shell; the shell reads them from a file, as docs/running.md says.
+    /// Print the completions of pp for a shell.
+    ///
+    /// The shell reads them from a file of its own:
+    /// bash ~/.local/share/bash-completion/completions/pp, zsh _pp in a folder of $fpath, fish ~/.config/fish/completions/pp.fish.
     Completions {
         /// The shell.
         shell: Shell,

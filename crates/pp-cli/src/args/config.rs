@@ -48,7 +48,11 @@ pub(super) fn expand(command: &Command, args: &[OsString]) -> Result<Option<Expa
     let mut flags = (0..args.len()).take_while(|at| args[*at] != "--");
     let flag = format!("--{CONFIG}");
     let with_value = format!("{flag}=");
-    let is_joined = |at: &usize| args[*at].as_encoded_bytes().starts_with(with_value.as_bytes());
+    let is_joined = |at: &usize| {
+        args[*at]
+            .as_encoded_bytes()
+            .starts_with(with_value.as_bytes())
+    };
     let Some(at) = flags.find(|at| args[*at] == *flag || is_joined(at)) else {
         return Ok(None);
     };
@@ -70,7 +74,10 @@ pub(super) fn expand(command: &Command, args: &[OsString]) -> Result<Option<Expa
     // Options stand behind the names of the command; an option in front of a name takes no value.
     let mut behind = 1;
     for name in &path[1..] {
-        behind += 1 + rest[behind..].iter().take_while(|arg| **arg != **name).count();
+        behind += 1 + rest[behind..]
+            .iter()
+            .take_while(|arg| **arg != **name)
+            .count();
     }
     rest.splice(behind..behind, from_file.iter().map(OsString::from));
     Ok(Some(Expanded {
@@ -116,9 +123,8 @@ fn options(
         let (_, arg) = known.ok_or_else(|| refuse(unknown(key, command, name)))?;
         let all = as_options(key, arg, value).map_err(|why| refuse(why.into()))?;
         // What stands on the command line wins, over options that it excludes, too.
-        let loses = |by: &&Arg| {
-            by.get_id() == arg.get_id() || excludes(arg, by) || excludes(by, arg)
-        };
+        let loses =
+            |by: &&Arg| by.get_id() == arg.get_id() || excludes(arg, by) || excludes(by, arg);
         if !on_line.iter().any(loses) {
             options.extend(all);
         }
@@ -145,9 +151,8 @@ fn unknown(key: &str, command: &Command, name: &str) -> String {
 
 fn read(file: &Path) -> Result<Table, Error> {
     let name = file.display();
-    let text = std::fs::read(file).map_err(|error| {
-        Error::local(FaultKind::Io, "read config", format!("{name}: {error}"))
-    })?;
+    let text = std::fs::read(file)
+        .map_err(|error| Error::local(FaultKind::Io, "read config", format!("{name}: {error}")))?;
     let text = String::from_utf8(text)
         .map_err(|_| Error::Usage(format!("{name}: the file is not UTF-8; save it as UTF-8")))?;
     text.parse::<Table>().map_err(|error| {

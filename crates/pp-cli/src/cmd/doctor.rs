@@ -72,7 +72,10 @@ impl fmt::Display for Diagnosis {
             }
         }
         match self.works {
-            true => writeln!(f, "`pp run` works here; --transport auto says what it chooses"),
+            true => writeln!(
+                f,
+                "`pp run` works here; --transport auto says what it chooses"
+            ),
             false => Ok(()),
         }
     }

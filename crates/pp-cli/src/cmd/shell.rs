@@ -25,7 +25,9 @@ pub(crate) fn completions(shell: Shell) -> Result<(), Error> {
 
 /// What a shell completes of a command: no user calls one that is hidden.
 fn shown(command: &Command) -> Command {
-    let below = command.get_subcommands().filter(|below| !below.is_hide_set());
+    let below = command
+        .get_subcommands()
+        .filter(|below| !below.is_hide_set());
     // A name lives as long as the process.
     let name: &str = String::leak(command.get_name().to_owned());
     let bare = Command::new(name).about(command.get_about().cloned().unwrap_or_default());
@@ -46,7 +48,9 @@ pub(crate) fn man(folder: Option<&Path>) -> Result<(), Error> {
 }
 
 fn write_pages(command: &Command, folder: &Path) -> Result<(), Error> {
-    let shown = command.get_subcommands().filter(|below| !below.is_hide_set());
+    let shown = command
+        .get_subcommands()
+        .filter(|below| !below.is_hide_set());
     for below in shown {
         write_pages(below, folder)?;
     }

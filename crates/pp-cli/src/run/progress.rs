@@ -36,10 +36,12 @@ impl FrameProgress {
         // Drawn on a terminal only; indicatif sees to that.
         let style = ProgressStyle::with_template(template);
         let style = style.expect("the template is a constant that parses");
-        bar.set_style(style.with_key("left", |state: &ProgressState, to: &mut dyn fmt::Write| {
-            // What it is written to is a text.
-            let _ = to.write_str(&left(state.eta()));
-        }));
+        bar.set_style(
+            style.with_key("left", |state: &ProgressState, to: &mut dyn fmt::Write| {
+                // What it is written to is a text.
+                let _ = to.write_str(&left(state.eta()));
+            }),
+        );
         if is_quiet() {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }
@@ -101,7 +103,9 @@ impl Lines {
         let rest = rest.map(|rest| Duration::try_from_secs_f64(rest as f64 / rate));
         let rest = rest.and_then(Result::ok);
         let left = rest.map_or_else(String::new, |rest| format!(", {}", left(rest)));
-        Some(format!("pp: {frames}{of} frames done, {rate:.1} frames/s{left}"))
+        Some(format!(
+            "pp: {frames}{of} frames done, {rate:.1} frames/s{left}"
+        ))
     }
 }
 
@@ -131,15 +135,31 @@ mod tests {
         for (frames, at, said) in [
             (4, 1, None),
             (1196, 59, None),
-            (0, 60, Some("pp: 1200 of 7200 frames done, 20.0 frames/s, about 5 minutes left")),
+            (
+                0,
+                60,
+                Some("pp: 1200 of 7200 frames done, 20.0 frames/s, about 5 minutes left"),
+            ),
             (600, 61, None),
             (0, 119, None),
-            (0, 120, Some("pp: 1800 of 7200 frames done, 10.0 frames/s, about 9 minutes left")),
+            (
+                0,
+                120,
+                Some("pp: 1800 of 7200 frames done, 10.0 frames/s, about 9 minutes left"),
+            ),
             // Nothing came for a while.
-            (30, 420, Some("pp: 1830 of 7200 frames done, 0.1 frames/s, about 15 hours left")),
+            (
+                30,
+                420,
+                Some("pp: 1830 of 7200 frames done, 0.1 frames/s, about 15 hours left"),
+            ),
             (30, 479, None),
             // Nothing came at all.
-            (0, 481, Some("pp: 1860 of 7200 frames done, 0.5 frames/s, about 3 hours left")),
+            (
+                0,
+                481,
+                Some("pp: 1860 of 7200 frames done, 0.5 frames/s, about 3 hours left"),
+            ),
             (0, 542, Some("pp: 1860 of 7200 frames done, 0.0 frames/s")),
         ] {
             let line = lines.add(frames, Duration::from_secs(at));

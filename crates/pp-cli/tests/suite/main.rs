@@ -7,6 +7,7 @@ mod restart_support;
 
 mod bad_input;
 mod data;
+mod habits;
 mod interrupt;
 mod job;
 mod launchers;
