@@ -168,17 +168,18 @@ fn refusal(error: &clap::Error) -> Option<String> {
         ContextValue::String(text) => Some(text.as_str()),
         _ => None,
     };
-    let is_stray = error.kind() == ErrorKind::UnknownArgument
-        && text(ContextKind::InvalidArg) == Some("-")
-        && std::env::args_os().any(|arg| arg == "--pipeline");
-    if is_stray {
+    // As in the usage: `--depth <N>`.
+    let flag = text(ContextKind::InvalidArg)?.split(' ').next()?;
+    let args = arguments();
+    let mut cut = args
+        .windows(3)
+        .filter(|args| args[0] == "--pipeline" && args[2] == "-");
+    if (flag == "-" || flag == "--pipeline") && cut.next().is_some() {
         return Some("--pipeline: a '-' stands alone; quote the text: the shell took the >".into());
     }
     if error.kind() != ErrorKind::ValueValidation {
         return None;
     }
-    // As in the usage: `--depth <N>`.
-    let flag = text(ContextKind::InvalidArg)?.split(' ').next()?;
     let value = text(ContextKind::InvalidValue)?;
     let is_plain =
         !value.is_empty() && !value.contains(|c: char| c.is_whitespace() || c.is_control());
