@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Subcommand, ValueEnum};
-use pp_command::{KernelChoices, TransportChoice, plugin_arg, whole};
+use pp_command::{Input, KernelChoices, TransportChoice, plugin_arg, whole};
 use pp_contract::DeviceName;
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
@@ -150,11 +150,10 @@ pub struct KernelsArgs {
 /// The arguments of `pp bench video`.
 #[derive(Args, Clone, Debug)]
 pub struct VideoArgs {
-    /// Y4M video to read, a file.
-    #[arg(long, value_name = "FILE.y4m")]
-    pub(crate) input: PathBuf,
+    #[command(flatten)]
+    pub(crate) input: Input,
     /// Where to write as many frames as Y4M; without it only reading is measured.
-    #[arg(long, value_name = "FILE.y4m")]
+    #[arg(short, long, value_name = "FILE.y4m")]
     pub(crate) output: Option<PathBuf>,
     /// Frames that travel together, from 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=256_u32))]
@@ -176,20 +175,21 @@ pub struct PlanArgs {
     /// Place stages that compute for so many milliseconds, 0 to 60000, that of the source first; by default the stages of
     /// pp run are placed.
     #[arg(long, value_name = "F,F,…", value_delimiter = ',', value_parser = milliseconds)]
-    #[arg(conflicts_with_all = ["input", "width", "height", "denoise_steps", "frames_per_chunk"])]
+    #[arg(conflicts_with_all = ["input", "file", "width", "height", "denoise_steps", "frames_per_chunk"])]
     #[arg(conflicts_with_all = ["kernels", "plugin_args", "transport", "threads"])]
     pub(crate) stages: Option<Vec<f64>>,
     /// With --stages: payload bytes over each edge, 0 to 18446744073709551615, as far as there is memory.
     #[arg(long, value_name = "N", default_value_t = 22_118_400, value_parser = whole(0..=u64::MAX))]
     pub(crate) bytes: u64,
-    /// Y4M video to measure with, a file; without it noise is made.
-    #[arg(long, value_name = "FILE.y4m", conflicts_with_all = ["width", "height"])]
-    pub(crate) input: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) input: Input,
     /// Width of the noise, 16 to 16384.
     #[arg(long, value_name = "N", default_value_t = 1280, value_parser = whole(16..=16384_u32))]
+    #[arg(conflicts_with_all = ["input", "file"])]
     pub(crate) width: u32,
     /// Height of the noise, 16 to 16384.
     #[arg(long, value_name = "N", default_value_t = 720, value_parser = whole(16..=16384_u32))]
+    #[arg(conflicts_with_all = ["input", "file"])]
     pub(crate) height: u32,
     /// Kernels, as for pp run.
     #[arg(

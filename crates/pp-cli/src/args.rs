@@ -5,21 +5,28 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::builder::ArgPredicate;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
+use clap::{
+    Arg, ArgAction, Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum, value_parser,
+};
+use clap_complete::Shell;
 use pp_bench::{BenchCommand, PlanArgs};
-use pp_command::{KernelChoices, TransportChoice, plugin_arg, print, whole};
+use pp_command::{Input, KernelChoices, TransportChoice, plugin_arg, print, whole};
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
 use pp_contract::{DeviceName, Pipeline};
 use pp_job::Error;
+use pp_job::command_line::{arguments, say, set_arguments};
 use pp_job::output::stdout;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
 
+mod config;
 mod going_on;
 mod plugin;
 mod schedule;
 
+use self::config::Expanded;
 pub(crate) use self::going_on::GoingOnArgs;
 pub(crate) use self::plugin::check_plugin_args;
 pub use self::plugin::{PluginArgs, PluginCommand};
@@ -42,18 +49,43 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+/// How much a command says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Loudness {
+    pub(crate) is_quiet: bool,
+    /// How often `--verbose` was given.
+    pub(crate) verbose: u8,
+}
+
 /// Reads the command line of this process. `--help` and `--version`, and what no command takes, end the process.
 ///
 /// # Errors
-/// A value that an option does not take, or standard output that takes no text.
-pub(crate) fn parse<C: CommandFactory + FromArgMatches>() -> Result<C, Error> {
-    let command = C::command();
-    let name = command.get_name().to_owned();
-    let parsed = prepare(command, &name).try_get_matches();
-    let parsed = parsed.and_then(|matches| C::from_arg_matches(&matches));
+/// A value that an option does not take, a file of `--config` that cannot be taken, or standard output that takes no text.
+pub(crate) fn parse<C: CommandFactory + FromArgMatches>() -> Result<(C, Loudness), Error> {
+    let command = prepared::<C>();
+    let args: Vec<_> = std::env::args_os().collect();
+    let expanded = config::expand(&command, &args)?;
+    if let Some(expanded) = &expanded {
+        set_arguments(expanded.args.clone());
+    }
+    let parsed = command.clone().try_get_matches_from(arguments());
+    let parsed = parsed.and_then(|matches| Ok((C::from_arg_matches(&matches)?, matches)));
+    let parsed = parsed.map(|(read, matches)| {
+        let (.., given) = config::leaf(&command, &matches);
+        let loudness = Loudness {
+            is_quiet: given.get_flag(QUIET),
+            verbose: given.get_count(VERBOSE),
+        };
+        (read, loudness)
+    });
     parsed.or_else(|error| {
         if let Some(refusal) = refusal(&error) {
-            return Err(Error::Usage(refusal));
+            let expanded = expanded.as_ref();
+            let file = expanded.filter(|expanded| expanded.has_option_of(&refusal));
+            return Err(Error::Usage(match file {
+                Some(expanded) => format!("{}: {refusal}", expanded.file.display()),
+                None => refusal,
+            }));
         }
         if !error.use_stderr() {
             let text = error.render();
@@ -63,8 +95,62 @@ pub(crate) fn parse<C: CommandFactory + FromArgMatches>() -> Result<C, Error> {
             }
             std::process::exit(0)
         }
+        if let Some(Expanded { file, .. }) = &expanded {
+            let file = file.display();
+            say(format!(
+                "pp: the options of {file} are part of this command line"
+            ));
+        }
         error.exit()
     })
+}
+
+const QUIET: &str = "quiet";
+const VERBOSE: &str = "verbose";
+
+/// A command line as it is parsed.
+pub(crate) fn prepared<C: CommandFactory>() -> clap::Command {
+    let command = with_options::<C>();
+    let name = command.get_name().to_owned();
+    prepare(command, &name)
+}
+
+/// A command line with the options that are not of one command alone.
+pub(crate) fn with_options<C: CommandFactory>() -> clap::Command {
+    let quiet = Arg::new(QUIET).short('q').action(ArgAction::SetTrue);
+    let quiet = quiet.help("Say nothing but errors and results; pp run leaves out its summary");
+    let verbose = Arg::new(VERBOSE).short('v').action(ArgAction::Count);
+    let verbose = verbose.conflicts_with(QUIET);
+    let verbose = verbose
+        .help("Log as with PP_LOG=info, and -vv as with PP_LOG=debug; a PP_LOG that is set wins");
+    let both = [(QUIET, quiet), (VERBOSE, verbose)];
+    let both = both.map(|(name, arg)| arg.long(name).global(true).display_order(LAST));
+    let command = C::command().args(both);
+    ["run", "plan", "bench"]
+        .into_iter()
+        .fold(command, |command, name| {
+            match command.find_subcommand(name) {
+                Some(_) => command.mut_subcommand(name, with_config),
+                None => command,
+            }
+        })
+}
+
+/// Where options stand in the help that are not of one command alone.
+const LAST: usize = 900;
+
+/// Lets a command, or those below it, take `--config`.
+fn with_config(command: clap::Command) -> clap::Command {
+    if command.has_subcommands() {
+        return command.mut_subcommands(with_config);
+    }
+    let arg = Arg::new(config::CONFIG)
+        .long(config::CONFIG)
+        .value_name("FILE.toml");
+    let arg = arg.value_parser(value_parser!(PathBuf)).display_order(LAST);
+    command.arg(arg.help(
+        "Read options from a file: their long names are the keys, as in depth = 4; what stands on the command line wins",
+    ))
 }
 
 /// Lets a command and those below it show the version as that of the program, and each option refuse negative numbers by
@@ -84,17 +170,18 @@ fn refusal(error: &clap::Error) -> Option<String> {
         ContextValue::String(text) => Some(text.as_str()),
         _ => None,
     };
-    let is_stray = error.kind() == ErrorKind::UnknownArgument
-        && text(ContextKind::InvalidArg) == Some("-")
-        && std::env::args_os().any(|arg| arg == "--pipeline");
-    if is_stray {
+    // As in the usage: `--depth <N>`.
+    let flag = text(ContextKind::InvalidArg)?.split(' ').next()?;
+    let args = arguments();
+    let mut cut = args
+        .windows(3)
+        .filter(|args| args[0] == "--pipeline" && args[2] == "-");
+    if (flag == "-" || flag == "--pipeline") && cut.next().is_some() {
         return Some("--pipeline: a '-' stands alone; quote the text: the shell took the >".into());
     }
     if error.kind() != ErrorKind::ValueValidation {
         return None;
     }
-    // As in the usage: `--depth <N>`.
-    let flag = text(ContextKind::InvalidArg)?.split(' ').next()?;
     let value = text(ContextKind::InvalidValue)?;
     let is_plain =
         !value.is_empty() && !value.contains(|c: char| c.is_whitespace() || c.is_control());
@@ -122,7 +209,11 @@ pub enum Command {
     /// Read what the ranks of a job did last: who waited for whom, and who never came.
     Flight(FlightArgs),
     /// Say what this machine has and lacks, and what to do about it.
-    Doctor,
+    Doctor {
+        /// Print one JSON object instead of text.
+        #[arg(long)]
+        json: bool,
+    },
     /// Compare the digests in the reports of two runs with --verify: the first chunk and tensor that differ.
     ///
     /// Exit code 0: both verified the same chunks, and all are alike. 11: a chunk differs. 3: one run
@@ -133,10 +224,26 @@ pub enum Command {
         first: PathBuf,
         /// The report of the other.
         second: PathBuf,
+        /// Print one JSON object instead of text, also where the runs differ.
+        #[arg(long)]
+        json: bool,
     },
     /// Kernel plugins.
     #[command(subcommand)]
     Plugin(PluginCommand),
+    /// Print the completions of pp for a shell.
+    ///
+    /// The shell reads them from a file of its own:
+    /// bash ~/.local/share/bash-completion/completions/pp, zsh _pp in a folder of $fpath, fish ~/.config/fish/completions/pp.fish.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Print the manual page of pp, or write a page for each command.
+    Man {
+        /// The folder for the pages pp.1, pp-run.1 and so on; by default pp.1 is printed.
+        folder: Option<PathBuf>,
+    },
 }
 
 /// What a scene cut does.
@@ -186,11 +293,10 @@ fn sigma(text: &str) -> Result<f32, String> {
 /// The arguments of `pp run`.
 #[derive(Args, Clone, Debug)]
 pub struct RunArgs {
-    /// Y4M video to read; "-" is standard input. 8 bits, 4:2:0, 4:2:2, 4:4:4 or mono, frames of 16x16 to 16384x16384.
-    #[arg(long, value_name = "FILE.y4m|-", default_value = "-")]
-    pub(crate) input: PathBuf,
+    #[command(flatten)]
+    pub(crate) input: Input,
     /// Where to write the result as Y4M; "-" is standard output. Without it nothing is written.
-    #[arg(long, value_name = "FILE.y4m|-")]
+    #[arg(short, long, value_name = "FILE.y4m|-")]
     pub(crate) output: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) going_on: GoingOnArgs,
@@ -265,8 +371,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "every=N|off", default_value = "off")]
     pub(crate) verify: Verify,
     /// Write the run, its measures and every chunk as JSON.
-    #[arg(long, value_name = "FILE.json")]
+    #[arg(long, value_name = "FILE.json|-")]
+    #[arg(default_value_if("json", ArgPredicate::IsPresent, Some("-")))]
     pub(crate) report: Option<PathBuf>,
+    /// Print one JSON object instead of text, as --report - does.
+    #[arg(long, conflicts_with = "report")]
+    pub json: bool,
     /// Write a Chrome/Perfetto trace with all ranks on one clock.
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,

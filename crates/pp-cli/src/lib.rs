@@ -36,8 +36,9 @@ pub fn program<C: CommandFactory + FromArgMatches>(
     pp_job::main(|| {
         let kept = pp_job::output::keep_stdout(limits::is_closed(1));
         kept.context("cannot keep standard output")?;
-        let cli = args::parse()?;
-        let env = Env::read();
+        let (cli, loudness) = args::parse()?;
+        let mut env = Env::read();
+        loudness.apply(&mut env);
         exit::note_other_exits(&env);
         perform(cli, env)
     })
@@ -74,8 +75,14 @@ pub fn perform(command: &Command, env: &Env) -> Result<(), Error> {
         Command::Plan(args) => pp_bench::plan(args, env, |file| cmd::plugin::describe(file, env)),
         Command::Schedule(command) => cmd::schedule::perform(command),
         Command::Flight(args) => cmd::flight::flight(args),
-        Command::Doctor => cmd::doctor::doctor(env),
-        Command::Verify { first, second } => cmd::verify::verify(first, second),
+        Command::Doctor { json } => cmd::doctor::doctor(*json, env),
+        Command::Verify {
+            first,
+            second,
+            json,
+        } => cmd::verify::verify([first, second], *json),
+        Command::Completions { shell } => cmd::shell::completions(*shell),
+        Command::Man { folder } => cmd::shell::man(folder.as_deref()),
         Command::Plugin(PluginCommand::Check(args)) => cmd::plugin::check(args, env),
         Command::Plugin(PluginCommand::Worker { args, from }) => {
             cmd::plugin::work(args, *from, env)

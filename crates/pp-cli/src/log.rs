@@ -7,13 +7,17 @@ use pp_bench::BenchCommand;
 use pp_command::env::Env;
 use pp_contract::Rank;
 use pp_job::Error;
+use pp_job::command_line::be_quiet;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime as Clock};
 
-use crate::args::Command;
+use crate::args::{Command, Loudness};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// What says which level.
+const VARIABLE: &str = "PP_LOG";
 
 /// A target that users name, and the crates that it stands for.
 const WHOLE: &str = "pp_transport";
@@ -29,12 +33,26 @@ impl FormatTime for Head {
     }
 }
 
+impl Loudness {
+    /// Lets this process say as much as it is to. A `PP_LOG` that is set stays.
+    pub(crate) fn apply(self, env: &mut Env) {
+        if self.is_quiet {
+            be_quiet();
+        }
+        match self.verbose {
+            0 => {}
+            1 => env.set_default(VARIABLE, "info"),
+            _ => env.set_default(VARIABLE, "debug"),
+        }
+    }
+}
+
 /// Begins to log, if `PP_LOG` says so.
 ///
 /// # Errors
 /// `PP_LOG` is no level.
 pub(crate) fn start(command: &Command, env: &Env) -> Result<(), Error> {
-    let Some(text) = env.get("PP_LOG").filter(|text| !text.is_empty()) else {
+    let Some(text) = env.get(VARIABLE).filter(|text| !text.is_empty()) else {
         return Ok(());
     };
     let filter = text

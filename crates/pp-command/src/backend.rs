@@ -4,11 +4,12 @@
 //! found and chosen is said in one line.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Write as _};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use pp_contract::{DeviceName, Fault, FaultKind, Pipeline, Rank, StageSpec, with_source};
 use pp_device::{CudaError, Device};
+use pp_job::command_line::say_note;
 use pp_job::{Error, ThisRank};
 use pp_kernels::{Description, KernelSet, check_device, runs_on};
 pub use pp_transport::gpu_backend::GpuBackend;
@@ -393,8 +394,7 @@ pub fn choose_transport(
 /// Says what was found and chosen; rank 0 alone does.
 pub fn say(said: Option<&str>) {
     if let Some(said) = said {
-        // If standard error is closed, the line is lost.
-        let _ = writeln!(std::io::stderr(), "pp: {said}");
+        say_note(format!("pp: {said}"));
     }
 }
 

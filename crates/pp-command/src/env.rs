@@ -64,6 +64,14 @@ impl Env {
         self.0.remove(name.as_ref() as &std::ffi::OsStr)
     }
 
+    /// Sets a variable that is not set, or empty.
+    pub fn set_default(&mut self, name: &str, value: &str) {
+        let variable = self.0.entry(name.into()).or_default();
+        if variable.is_empty() {
+            *variable = value.into();
+        }
+    }
+
     /// Gives a variable that is text; `None` where it is not set, or no text.
     #[must_use]
     pub fn text(&self, name: &str) -> Option<String> {

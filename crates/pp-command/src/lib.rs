@@ -4,10 +4,12 @@
 pub mod backend;
 mod choice;
 pub mod env;
+mod input;
 mod results;
 pub mod timed;
 mod whole;
 
 pub use crate::choice::{KernelChoice, KernelChoices, TransportChoice, plugin_arg};
+pub use crate::input::Input;
 pub use crate::results::{print, print_result, write_pictures};
 pub use crate::whole::whole;

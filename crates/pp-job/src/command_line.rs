@@ -2,8 +2,9 @@
 //! lines on standard error that do not mix with those of a job, the end of the process, and the reading of flight files. A program
 //! that runs jobs needs none of it.
 
+pub use crate::arguments::{arguments, set_arguments};
 pub use crate::config::{DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR, stuck_after, world};
-pub use crate::end::{end_now, note_exit, say, say_aside};
+pub use crate::end::{be_quiet, end_now, is_quiet, note_exit, say, say_aside, say_note};
 pub use crate::error::code_of;
 pub use crate::flight::NOTICED;
 pub use crate::job::check_world;

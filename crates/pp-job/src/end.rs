@@ -88,11 +88,35 @@ pub fn say(line: String) -> bool {
     said.recv_timeout(crate::times::SAID_WITHIN).is_ok()
 }
 
+/// Notes and progress are left out.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// From now on this process writes no note and no progress to standard error, and still each error.
+pub fn be_quiet() {
+    IS_QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Says whether [`be_quiet`] was called.
+pub fn is_quiet() -> bool {
+    IS_QUIET.load(Ordering::Relaxed)
+}
+
+/// Writes a line as [`say`] does, unless this process is quiet.
+pub fn say_note(line: String) {
+    if !is_quiet() {
+        say(line);
+    }
+}
+
 /// Lines that were given to [`aside`] and are not written yet.
 static UNSAID: AtomicUsize = AtomicUsize::new(0);
 
-/// Writes a line to standard error without waiting: a program that does not read it may hold standard error.
+/// Writes a note to standard error without waiting, unless this process is quiet: a program that does not read it may hold
+/// standard error.
 pub fn say_aside(line: String) {
+    if is_quiet() {
+        return;
+    }
     // A progress bar may stand in the last row of a terminal.
     let clear = match std::io::stderr().is_terminal() {
         true => "\r\x1b[K",

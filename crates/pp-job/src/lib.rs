@@ -31,8 +31,10 @@
 //! # Process-wide state
 //! Two jobs in one process share only process-wide state: signal handlers, standard error, exit and the list of
 //! unfinished output files, the panic hook, the allocator and the devices;
-//! and standard output, where [`output::keep_stdout`] was called.
+//! and standard output, the command line and quiet, where [`output::keep_stdout`], [`command_line::set_arguments`] and
+//! [`command_line::be_quiet`] were called.
 
+mod arguments;
 mod caller;
 pub mod command_line;
 mod config;

@@ -41,6 +41,7 @@ use signal_hook::consts::{SIGINT, SIGUSR1};
 use self::core::Core;
 use self::events::{Action, Event, Terms};
 use self::verdict::Verdict;
+use crate::arguments::arguments;
 use crate::caller::{Caller, Here};
 use crate::config::{Config, DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR, Supervisor};
 use crate::end::{log_aside, say_aside};
@@ -373,7 +374,7 @@ impl SupervisedJob {
             &path
         };
         let mut command = Command::new(program);
-        command.arg0(&path).args(std::env::args_os().skip(1));
+        command.arg0(&path).args(arguments().into_iter().skip(1));
         Ok(command)
     }
 

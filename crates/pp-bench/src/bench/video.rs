@@ -53,7 +53,7 @@ struct Read {
 pub(crate) fn video(args: &VideoArgs) -> Result<(), Error> {
     let output = args.output.as_deref();
     one_file_each(&[("--input", Some(&args.input))], &[("--output", output)])?;
-    if args.input == Path::new("-") || output == Some(Path::new("-")) {
+    if *args.input == *Path::new("-") || output == Some(Path::new("-")) {
         let why = "pp bench video measures files; give --input and --output names";
         return Err(Error::Usage(why.into()));
     }

@@ -17,7 +17,7 @@ use pp_command::env::Env;
 use pp_command::print_result;
 use pp_contract::{DeviceName, FaultKind};
 use pp_job::Error;
-use pp_job::command_line::say;
+use pp_job::command_line::say_note;
 use pp_kernels::Description;
 use pp_transport::launch::Launcher;
 
@@ -55,7 +55,7 @@ pub fn plan(
     let (placements, not_run) = outcomes(args, &subject, candidates)?;
     measured.left_out.extend(not_run);
     if let Some(note) = placements.first().and_then(Outcome::note) {
-        say(note);
+        say_note(note);
     }
     print_result(&measured.report(placements)?, args.json)
 }
@@ -367,7 +367,7 @@ fn runs(
             let Ok(rounds) = seen else {
                 continue;
             };
-            say(format!("pp: round {round} of {}: {candidate}", args.rounds));
+            say_note(format!("pp: round {round} of {}: {candidate}", args.rounds));
             match subject.run(candidate)? {
                 Ok(figures) => rounds.push(figures),
                 Err(failed) => *seen = Err(failed),

@@ -392,12 +392,12 @@ struct Clip {
 
 impl Clip {
     fn open(args: &PlanArgs) -> Result<Self, Error> {
-        match &args.input {
+        match args.input.given() {
             Some(path) if path == Path::new("-") => Err(Error::Usage(
                 "pp plan reads its input several times; name a file with --input".into(),
             )),
             Some(path) => Ok(Self {
-                path: path.clone(),
+                path: path.into(),
                 _memory: None,
             }),
             None => Self::noise(args),

@@ -46,6 +46,9 @@ pub struct PluginArgs {
     /// An argument for the plugin; may be given several times, each key once.
     #[arg(long = "plugin-arg", value_name = "KEY=VALUE", value_parser = plugin_arg)]
     pub(crate) plugin_args: Vec<(String, String)>,
+    /// Print one JSON object at the end instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Refuses two values of one key: a plugin would take either.

@@ -28,7 +28,11 @@ fn picture() -> impl TypedValueParser<Value = PathBuf> {
 #[derive(Debug, Subcommand)]
 pub enum ScheduleCommand {
     /// Name the schedules, and say which sizes each takes.
-    List,
+    List {
+        /// Print one JSON object instead of text.
+        #[arg(long)]
+        json: bool,
+    },
     /// Print a schedule: who does what, over time.
     Show(ShowArgs),
     /// Prove that a schedule runs to its end and does every computation once; print the slots, activations and sends that it
@@ -203,7 +207,7 @@ pub struct PlotArgs {
     #[command(flatten)]
     pub(crate) simulation: SimulationArgs,
     /// Where to write the picture; "-" is standard output.
-    #[arg(long, value_name = "FILE.svg|-", default_value = "-", value_parser = picture())]
+    #[arg(short, long, value_name = "FILE.svg|-", default_value = "-", value_parser = picture())]
     pub(crate) output: PathBuf,
 }
 
@@ -218,7 +222,7 @@ pub struct CompareArgs {
     #[command(flatten)]
     pub(crate) simulation: SimulationArgs,
     /// Draw all in one picture instead of a table.
-    #[arg(long, value_name = "FILE.svg|-", value_parser = picture())]
+    #[arg(short, long, value_name = "FILE.svg|-", value_parser = picture())]
     pub(crate) output: Option<PathBuf>,
     /// Print one JSON object instead of a table.
     #[arg(long)]

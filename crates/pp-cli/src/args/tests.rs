@@ -1,7 +1,7 @@
 use super::*;
 
 fn command() -> clap::Command {
-    prepare(Cli::command(), "pp")
+    prepared::<Cli>()
 }
 
 /// The command at the end of `path`, and those below it, with their paths.

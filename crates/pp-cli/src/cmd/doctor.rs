@@ -1,9 +1,10 @@
 //! `pp doctor`: what this machine has and lacks, and what to do about each.
 
+use std::fmt;
 use std::process::Command;
 
 use pp_command::env::Env;
-use pp_command::print;
+use pp_command::print_result;
 use pp_contract::Rank;
 use pp_contract::{VideoPlan, WIRE_VERSION, plan_digest, with_source};
 use pp_device::{Device, Reach};
@@ -14,10 +15,11 @@ use pp_transport::host::memory::available_bytes;
 use pp_transport::host::{EdgeShape, Host};
 use pp_transport::launch::Launch;
 use pp_transport::nccl::{Nccl, uuid_text};
+use serde::Serialize;
 
 use pp_job::Error;
 
-/// How a finding is marked.
+/// What was found of one thing.
 enum Finding {
     Good(String),
     /// Works, but less well than it could.
@@ -26,8 +28,61 @@ enum Finding {
 }
 use Finding::{Bad, Good, Note};
 
-/// Prints one line for each finding, with the remedy where there is one.
-pub(crate) fn doctor(env: &Env) -> Result<(), Error> {
+/// What was found, as `doctor` prints it.
+#[derive(Serialize)]
+struct Diagnosis {
+    /// `pp` can run here.
+    works: bool,
+    findings: Vec<Diagnosed>,
+}
+
+/// A finding about one thing: "good", "note" or "bad", and the remedy where it is not good.
+#[derive(Serialize)]
+struct Diagnosed {
+    name: &'static str,
+    state: &'static str,
+    what: String,
+    remedy: Option<&'static str>,
+}
+
+impl Diagnosed {
+    fn of((name, finding): (&'static str, Finding)) -> Self {
+        let (state, what, remedy) = match finding {
+            Good(what) => ("good", what, None),
+            Note(what, remedy) => ("note", what, Some(remedy)),
+            Bad(what, remedy) => ("bad", what, Some(remedy)),
+        };
+        Self {
+            name,
+            state,
+            what,
+            remedy,
+        }
+    }
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for found in &self.findings {
+            let (name, what) = (found.name, &found.what);
+            match (found.state, found.remedy) {
+                ("bad", Some(remedy)) => writeln!(f, "BAD   {name:<14} {what}; {remedy}")?,
+                (_, Some(remedy)) => writeln!(f, "note  {name:<14} {what}; {remedy}")?,
+                (_, None) => writeln!(f, "ok    {name:<14} {what}")?,
+            }
+        }
+        match self.works {
+            true => writeln!(
+                f,
+                "`pp run` works here; --transport auto says what it chooses"
+            ),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Prints each finding, with the remedy where there is one.
+pub(crate) fn doctor(json: bool, env: &Env) -> Result<(), Error> {
     let findings = [
         ("cores", cores()),
         ("simd", simd()),
@@ -40,22 +95,13 @@ pub(crate) fn doctor(env: &Env) -> Result<(), Error> {
         ("kernels", kernels()),
         ("ffmpeg", ffmpeg()),
     ];
-    let mut bad = 0;
-    let mut text = String::new();
-    for (name, finding) in findings {
-        match finding {
-            Good(what) => text += &format!("ok    {name:<14} {what}\n"),
-            Note(what, remedy) => text += &format!("note  {name:<14} {what}; {remedy}\n"),
-            Bad(what, remedy) => {
-                bad += 1;
-                text += &format!("BAD   {name:<14} {what}; {remedy}\n");
-            }
-        }
-    }
-    if bad == 0 {
-        text += "`pp run` works here; --transport auto says what it chooses\n";
-    }
-    print(&text)?;
+    let findings: Vec<_> = findings.into_iter().map(Diagnosed::of).collect();
+    let bad = findings.iter().filter(|found| found.state == "bad").count();
+    let diagnosis = Diagnosis {
+        works: bad == 0,
+        findings,
+    };
+    print_result(&diagnosis, json)?;
     if bad > 0 {
         let findings = if bad == 1 { "finding" } else { "findings" };
         return Err(Error::Other(anyhow::anyhow!(

@@ -24,6 +24,7 @@ use pp_contract::FaultKind;
 use pp_kernels::Description;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use serde::Serialize;
 
 use crate::args::{PluginArgs, check_plugin_args};
 use pp_job::Error;
@@ -62,30 +63,41 @@ pub(crate) fn describe(file: &Path, env: &Env) -> Result<Description, Error> {
     Err(Error::local(kind, "load kernels", why))
 }
 
-/// Checks a plugin.
+/// CheckDone a plugin.
 pub(crate) fn check(args: &PluginArgs, env: &Env) -> Result<(), Error> {
     check_plugin_args(&args.plugin_args)?;
     let file = &args.file;
     let refuse = |kind, why: String| Err(Error::local(kind, "plugin check", why));
     let limit = stuck_after(env.lookup())?;
-    let mut report = PluginReport::default();
-    loop {
+    let mut report = PluginReport {
+        json: args.json,
+        ..PluginReport::default()
+    };
+    let ended = loop {
         match watch(args, limit, &mut report)? {
             Outcome::Again => {}
-            Outcome::NoGpu(why) => return refuse(FaultKind::Device, why),
-            Outcome::Done if report.failed == 0 => return Ok(()),
-            Outcome::Done => {
-                let (file, failed, all) = (file.display(), report.failed, report.ended);
-                let why = format!("{file}: {failed} of {all} checks failed");
-                return refuse(FaultKind::Plugin, why);
-            }
+            ended => break ended,
         }
+    };
+    if args.json {
+        let text = serde_json::to_string(&report).map_err(anyhow::Error::new)?;
+        print(&format!("{text}\n"))?;
     }
+    if let Outcome::NoGpu(why) = ended {
+        return refuse(FaultKind::Device, why);
+    }
+    let failed = report.checks.iter().filter(|done| !done.passed).count();
+    if failed == 0 {
+        return Ok(());
+    }
+    let (file, all) = (file.display(), report.checks.len());
+    let why = format!("{file}: {failed} of {all} checks failed");
+    refuse(FaultKind::Plugin, why)
 }
 
 /// How a worker ended.
 enum Outcome {
-    /// Checks may be left.
+    /// CheckDone may be left.
     Again,
     Done,
     /// The plugin needs a GPU, and there is none.
@@ -132,9 +144,9 @@ fn watch(
                 has_failed = true;
                 report.end(Err(why))?;
             }
-            Heard::Word(Word::Note(text)) => print(&format!("{text}\n"))?,
+            Heard::Word(Word::Note(text)) => report.note(text)?,
             Heard::Word(Word::NoGpu(why)) => {
-                if report.is_open {
+                if report.open.is_some() {
                     report.end(Err("the NVIDIA driver is missing".into()))?;
                 }
                 return Ok(Outcome::NoGpu(why));
@@ -163,7 +175,7 @@ fn watch(
     }
     if report.begun == from {
         // The next worker would get no further.
-        print("the other checks were not run\n")?;
+        report.note("the other checks were not run".into())?;
         return Ok(Outcome::Done);
     }
     Ok(Outcome::Again)
@@ -182,38 +194,71 @@ fn why_late(limit: Duration) -> String {
     format!("not done after {seconds} s; PP_STUCK_MS sets how long it may take")
 }
 
-/// What was printed.
-#[derive(Default)]
+/// What was found, and is printed at once, or at the end as one JSON object.
+#[derive(Default, Serialize)]
 struct PluginReport {
-    /// Checks that a worker began.
+    /// All that ended.
+    checks: Vec<CheckDone>,
+    notes: Vec<String>,
+    #[serde(skip)]
+    json: bool,
+    /// CheckDone that a worker began.
+    #[serde(skip)]
     begun: usize,
-    /// Lines with an outcome, and those of them that say of a failure.
-    ended: usize,
-    failed: usize,
-    /// The last line has no outcome yet.
-    is_open: bool,
+    /// The check that began last, while it has no outcome.
+    #[serde(skip)]
+    open: Option<String>,
     /// The last call that was told of the check under way.
+    #[serde(skip)]
     call: Option<String>,
-    /// What an outcome is of when no line is open.
+    /// What an outcome is of when no check is open.
+    #[serde(skip)]
     otherwise: &'static str,
 }
 
+/// A check that ended.
+#[derive(Serialize)]
+struct CheckDone {
+    check: String,
+    passed: bool,
+    /// What it found, or why it failed.
+    outcome: String,
+}
+
 impl PluginReport {
+    fn say(&self, text: &str) -> Result<(), Error> {
+        match self.json {
+            true => Ok(()),
+            false => print(text),
+        }
+    }
+
     fn begin(&mut self, check: &str) -> Result<(), Error> {
-        self.is_open = true;
-        print(&format!("{check} ... "))
+        self.open = Some(check.into());
+        self.say(&format!("{check} ... "))
     }
 
     fn end(&mut self, outcome: Result<String, String>) -> Result<(), Error> {
-        if !self.is_open {
+        if self.open.is_none() {
             self.begin(self.otherwise)?;
         }
-        self.is_open = false;
         self.call = None;
-        self.ended += 1;
-        self.failed += usize::from(outcome.is_err());
-        let outcome = outcome.unwrap_or_else(|why| format!("FAILED: {why}"));
-        print(&format!("{outcome}\n"))
+        let passed = outcome.is_ok();
+        let outcome = outcome.unwrap_or_else(|why| why);
+        let failed = if passed { "" } else { "FAILED: " };
+        self.say(&format!("{failed}{outcome}\n"))?;
+        self.checks.push(CheckDone {
+            check: self.open.take().unwrap_or_default(),
+            passed,
+            outcome,
+        });
+        Ok(())
+    }
+
+    fn note(&mut self, text: String) -> Result<(), Error> {
+        self.say(&format!("{text}\n"))?;
+        self.notes.push(text);
+        Ok(())
     }
 }
 

@@ -6,8 +6,11 @@ mod plot;
 mod show;
 mod subject;
 
-use pp_command::print;
+use std::fmt;
+
+use pp_command::print_result;
 use pp_job::Error;
+use serde::Serialize;
 
 use crate::args::ScheduleCommand;
 
@@ -24,10 +27,47 @@ zbv             ZBVZeroBubble          zero bubble, two stages a rank in a V; tw
 dualpipe-v      DualPipeV              a forward and a backward overlapped, in a V; two stages a rank, as many microbatches as stages or more
 ";
 
+/// The schedules, as `list` prints them.
+#[derive(Serialize)]
+struct Names {
+    schedules: Vec<Named>,
+}
+
+#[derive(Serialize)]
+struct Named {
+    name: &'static str,
+    /// PyTorch's name, if it has one.
+    pytorch: Option<&'static str>,
+    about: &'static str,
+}
+
+impl Names {
+    fn all() -> Self {
+        let of = |line: &'static str| {
+            let (name, rest) = line.split_once(' ')?;
+            let (pytorch, about) = rest.trim_start().split_once(' ')?;
+            Some(Named {
+                name,
+                pytorch: Some(pytorch).filter(|name| *name != "-"),
+                about: about.trim_start(),
+            })
+        };
+        Self {
+            schedules: LIST.lines().filter_map(of).collect(),
+        }
+    }
+}
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(LIST)
+    }
+}
+
 /// Performs a command of `pp schedule`.
 pub(crate) fn perform(command: &ScheduleCommand) -> Result<(), Error> {
     match command {
-        ScheduleCommand::List => print(LIST),
+        ScheduleCommand::List { json } => print_result(&Names::all(), *json),
         ScheduleCommand::Show(args) => show::show(args),
         ScheduleCommand::Check(args) => need::check(args),
         ScheduleCommand::Simulate(args) => need::simulate(args),

@@ -1,12 +1,13 @@
 //! `pp verify A.json B.json`: where two runs with `--verify` began to differ.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
 
-use pp_command::print;
+use pp_command::print_result;
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_job::Error;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// What is looked at in a report.
 #[derive(Deserialize)]
@@ -51,15 +52,71 @@ struct Chunk {
     seals: Vec<String>,
 }
 
+/// Two runs beside each other, as `verify` prints it.
+#[derive(Serialize)]
+struct SideBySide {
+    /// Verified chunks that are the same.
+    same: u64,
+    /// Verified chunks that one of the runs has alone.
+    only_first: Vec<u64>,
+    only_second: Vec<u64>,
+    /// Older chunks, whose results were compared together.
+    older: u64,
+    /// Where the runs began to differ.
+    difference: Option<String>,
+}
+
+impl fmt::Display for SideBySide {
+    /// Of runs that are the same; the others end with an error that says more.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (same, older) = (self.same, self.older);
+        match older {
+            0 => writeln!(f, "{same} verified chunks are the same"),
+            _ => writeln!(
+                f,
+                "{same} verified chunks are the same; so are the results of {older} older ones together"
+            ),
+        }
+    }
+}
+
 /// Compares the chunks that both runs verified. Done is only when they verified the same ones.
-pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Error> {
+pub(crate) fn verify([first, second]: [&Path; 2], json: bool) -> Result<(), Error> {
     let (a, b) = (read(first)?, read(second)?);
-    let same = compare(&a, &b)?;
+    let mut compared = SideBySide {
+        same: 0,
+        only_first: alone(&a.chunks, &b.chunks),
+        only_second: alone(&b.chunks, &a.chunks),
+        older: a.chunks_verified.saturating_sub(a.chunks.len() as u64),
+        difference: None,
+    };
+    let done = judge((first, &a), (second, &b), &mut compared);
+    if json || done.is_ok() {
+        print_result(&compared, json)?;
+    }
+    done
+}
+
+/// Says what is not the same.
+fn judge(
+    (first, a): (&Path, &Verified),
+    (second, b): (&Path, &Verified),
+    compared: &mut SideBySide,
+) -> Result<(), Error> {
+    let found = |difference: Fault, compared: &mut SideBySide| {
+        compared.difference = Some(difference.detail.to_string());
+        Err(difference.into())
+    };
+    let same = match compare(a, b) {
+        Ok(same) => same,
+        Err(difference) => return found(difference, compared),
+    };
+    compared.same = same;
     if same == 0 {
         let why = "they have no verified chunk in common; run both with the same --verify every=N";
         return Err(refuse(second, format!("beside {}: {why}", first.display())));
     }
-    let [only_a, only_b] = [alone(&a.chunks, &b.chunks), alone(&b.chunks, &a.chunks)];
+    let (only_a, only_b) = (&compared.only_first, &compared.only_second);
     if !only_a.is_empty() || !only_b.is_empty() {
         let has = |path: &Path, run: &Verified, only: &[u64]| {
             let every = run.every.as_deref().unwrap_or("?");
@@ -68,25 +125,20 @@ pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Error> {
         };
         let why = format!(
             "compared {same} chunks, which are the same; {}; {}",
-            has(first, &a, &only_a),
-            has(second, &b, &only_b)
+            has(first, a, only_a),
+            has(second, b, only_b)
         );
         return Err(Error::local(FaultKind::BadInput, "compare runs", why));
     }
-    let older = |run: &Verified| run.chunks_verified.saturating_sub(run.chunks.len() as u64);
     if (a.chunks_verified, &a.all_results) != (b.chunks_verified, &b.all_results) {
         let why = format!(
             "the {same} chunks of the reports are the same, but older ones, of which only the digest of all results \
              was kept, are not: {} of {} chunks and {} of {}",
             a.all_results, a.chunks_verified, b.all_results, b.chunks_verified
         );
-        return Err(differ(last_maker(&a), why).into());
+        return found(differ(last_maker(a), why), compared);
     }
-    let kept = match older(&a) {
-        0 => String::new(),
-        older => format!("; so are the results of {older} older ones together"),
-    };
-    print(&format!("{same} verified chunks are the same{kept}\n"))
+    Ok(())
 }
 
 fn differ(rank: Rank, what: String) -> Fault {

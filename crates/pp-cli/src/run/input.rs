@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pp_command::KernelChoice;
 use pp_command::env::Env;
 use pp_contract::{Fault, FaultKind, Pipeline};
-use pp_job::command_line::say;
+use pp_job::command_line::say_note;
 use pp_job::output::{can_be_created, kept_name, one_file_each};
 use pp_job::{Config, Error};
 use pp_kernels::SessionConfig;
@@ -35,7 +35,7 @@ pub(super) fn open(args: &RunArgs, pipeline: &Pipeline, depth: u32) -> Result<y4
     }
     check_memory(args, (pipeline, depth), header, &reader.name)?;
     if header.is_interlaced() {
-        say(format!(
+        say_note(format!(
             "pp: {}: interlaced; the two fields of a frame are filtered as one picture",
             reader.name
         ));
@@ -90,7 +90,7 @@ pub(super) fn check_files(
 /// With `--add-noise` a sink on another rank reads the input, too.
 fn check_twice(args: &RunArgs, pipeline: &Pipeline) -> Result<(), Error> {
     let sink = &pipeline.stages()[pipeline.stages().len() - 1];
-    let is_stream = || std::fs::metadata(&args.input).is_ok_and(|about| !about.is_file());
+    let is_stream = || std::fs::metadata(&*args.input).is_ok_and(|about| !about.is_file());
     if args.add_noise.is_none() || sink.leader() == RANK_0 {
         return Ok(());
     }

@@ -19,6 +19,7 @@ use serde_json::Value;
 use super::kernels::Kernels;
 use super::source::VideoSource;
 use crate::args::{RunArgs, Strength};
+use pp_job::command_line::{arguments, is_quiet};
 use pp_job::output::{is_stdout, write_file};
 use pp_job::{Error, Finished};
 
@@ -50,7 +51,8 @@ impl<E: Kernels> Serialize for About<'_, E> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (job, source, finished) = (self.job, self.source, self.finished);
         let args = job.args;
-        let command = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
+        let command = arguments().into_iter();
+        let command = command.map(|arg| arg.to_string_lossy().into_owned());
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let strength: Value = match args.strength {
             Strength::Auto => "auto".into(),
@@ -193,7 +195,9 @@ pub(super) fn publish<E: Kernels>(
     let text = summary(&about, &measures, stored.is_ok())?;
     // The result may go to standard output; the summary must not get into it.
     let files = [&args.output, &args.report, &args.trace, &args.timeline];
-    if files.into_iter().flatten().any(|path| is_stdout(path)) {
+    if is_quiet() {
+        // The files are the result.
+    } else if files.into_iter().flatten().any(|path| is_stdout(path)) {
         // If standard error is closed, the summary is lost.
         let _ = std::io::stderr().write_all(text.as_bytes());
     } else {

@@ -8,6 +8,7 @@ mod restart_support;
 mod bad_input;
 mod data;
 mod installed;
+mod habits;
 mod interrupt;
 mod job;
 mod kept;

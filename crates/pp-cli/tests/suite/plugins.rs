@@ -251,6 +251,15 @@ fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
         };
         assert_eq!(failed, format!("{check}FAILED: the plugin {why}{call}"));
         assert_eq!(checked.stdout.split(|byte| *byte == b'\n').count(), lines);
+        if fault == "FAULT_CRASH" {
+            let mut command = plugin_check(&faulty(fault));
+            let checked = run(command.arg("--json"), None).ended(5, &[]).json();
+            let all = checked["checks"].as_array().unwrap().iter();
+            let failed: Vec<_> = all.filter(|check| check["passed"] == false).collect();
+            let outcome = failed[0]["outcome"].as_str().unwrap();
+            assert!(failed.len() == 1 && outcome.contains(why), "{failed:?}");
+            assert_eq!(failed[0]["check"], check.trim_end_matches(" ... "));
+        }
         // What the plugin prints is no part of the report.
         let said = checked.stderr.contains("the plugin says good-bye");
         assert_eq!(said, fault == "FAULT_EXIT");
