@@ -32,6 +32,8 @@ pub struct RankOptions {
     pub flight: FlightRecorder,
     /// How the job keeps up with its source; a fixed order keeps up with none.
     pub live: LiveOptions,
+    /// Says a line to the user: the job falls behind. It must not wait.
+    pub say: fn(String),
 }
 
 impl RankOptions {
@@ -48,6 +50,7 @@ impl RankOptions {
             order: Order::Streaming,
             flight: FlightRecorder::off(),
             live: LiveOptions::default(),
+            say: drop,
         }
     }
 
