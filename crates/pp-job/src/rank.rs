@@ -3,6 +3,7 @@
 mod connect;
 mod failover;
 pub(crate) mod join;
+mod live;
 mod memory;
 mod restart;
 
@@ -68,6 +69,7 @@ impl ThisRank<'_> {
             flight: self.context.flight.recorder(),
             has_failed: B::has_failed_for_all,
             live,
+            say: crate::end::say_aside,
             ..RankOptions::new(pipeline.clone(), self.job.depth, backend.capabilities())
         };
         let shapes = self.shapes(briefing.context_chunks);
@@ -270,6 +272,7 @@ impl ThisRank<'_> {
                     max_latency_ns: max_latency.map(|most| most.as_nanos() as u64),
                     steps: steps_range,
                 };
+                live::check(self.job.pipeline, self.job.schedule.is_some(), live)?;
                 (Stages::new(Some(source)), 0, briefing)
             }
         };
