@@ -37,6 +37,8 @@ pub(crate) struct Terms {
     stuck_after: Option<f64>,
     first_after: f64,
     report: Option<PathBuf>,
+    drops: bool,
+    max_latency: Option<f64>,
 }
 
 /// Chunks, restarts and seconds of a job that is done.
@@ -197,6 +199,8 @@ pub(crate) fn begin(
         raised: raised.clone(),
         summary: Arc::clone(&summary),
         report: terms.report,
+        late: if terms.drops { Late::Drop } else { Late::Block },
+        max_latency: terms.max_latency.map(seconds_of),
         flow: flow.clone(),
     };
     let opened = py.detach(|| {
@@ -271,6 +275,8 @@ struct Own {
     raised: Raised,
     summary: Arc<Mutex<Option<Summary>>>,
     report: Option<PathBuf>,
+    late: Late,
+    max_latency: Option<Duration>,
     flow: Flow,
 }
 
@@ -354,8 +360,8 @@ impl Own {
                     context_chunks,
                     steps,
                     shape,
-                    late: Late::Block,
-                    max_latency: None,
+                    late: self.late,
+                    max_latency: self.max_latency,
                     steps_range: None,
                 })
             })
