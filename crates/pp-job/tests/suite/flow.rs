@@ -180,7 +180,7 @@ fn a_full_queue_that_drops_keeps_the_newest() {
     pusher.end(Some(6));
     // All of it is late, and the last of what was pushed stays, and so does what came with the end.
     assert_eq!(inlet.drop_late(u64::MAX), 0);
-    assert_eq!(inlet.oldest_ns().is_some(), true);
+    assert!(inlet.oldest_ns().is_some());
     let next = inlet.take().unwrap();
     assert_eq!((next.chunk, next.skipped), (3005, 3));
     assert_eq!(

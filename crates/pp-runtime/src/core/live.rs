@@ -70,10 +70,10 @@ pub struct Passed<'a> {
 /// A latency was asked for that no chunk can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a latency of at most {} is asked for, and one chunk takes {} where no other is in its way{}; ask for more, or let a \
-     chunk have fewer frames or less work",
-    Millis(*.asked_ns),
-    Millis(*.least_ns),
+    "a latency of at most {:.1} ms is asked for, and one chunk takes {:.1} ms where no other is in its way{}; \
+     ask for more, or let a chunk have fewer frames or less work",
+    millis(*.asked_ns),
+    millis(*.least_ns),
     if *.at_fewest { ", at the fewest steps" } else { "" }
 )]
 pub struct TooSlow {
@@ -85,12 +85,8 @@ pub struct TooSlow {
     pub at_fewest: bool,
 }
 
-struct Millis(u64);
-
-impl std::fmt::Display for Millis {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.1} ms", self.0 as f64 / 1e6)
-    }
+fn millis(ns: u64) -> f64 {
+    ns as f64 / 1e6
 }
 
 /// A mean over the latest values.
@@ -113,14 +109,14 @@ impl Mean {
 
 /// What chunks take, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-struct Cost {
+struct ChunkCost {
     /// From one to the next.
     period: f64,
     /// Where no other is in the way.
     empty: f64,
 }
 
-impl Cost {
+impl ChunkCost {
     /// How many chunks keep the busiest rank busy where works scatter: each rank works on one, and two wait before each but
     /// the first.
     fn busy(self) -> u32 {
@@ -134,7 +130,7 @@ impl Cost {
 #[derive(Clone, Copy, Debug)]
 struct Flying {
     admitted_ns: u64,
-    cost: Option<Cost>,
+    cost: Option<ChunkCost>,
     /// How long it was to take, if that was known.
     forecast: Option<f64>,
 }
@@ -335,21 +331,21 @@ impl LivePolicy {
 
     /// What chunks with so many steps beyond the fewest take; of a number that was never measured, what the next lower one
     /// takes that was.
-    fn cost(&self, level: usize) -> Option<Cost> {
+    fn cost(&self, level: usize) -> Option<ChunkCost> {
         let known = self.works[..=level].iter().rev();
         let mut known = known.chain(&self.works[level..]);
         let works = known.find(|works| works.iter().any(|mean| mean.seen > 0))?;
         let works = works.iter().map(|mean| mean.value);
-        Some(Cost {
+        Some(ChunkCost {
             period: works.clone().fold(0.0, f64::max),
             empty: works.sum::<f64>() + self.beside.unwrap_or(0.0),
         })
     }
 
     /// How long a chunk takes that is admitted now, by what was measured of each.
-    fn forecast(&self, now_ns: u64, cost: Cost) -> f64 {
+    fn forecast(&self, now_ns: u64, cost: ChunkCost) -> f64 {
         let now = now_ns as f64;
-        let leaves = |before: f64, admitted: f64, cost: Cost| {
+        let leaves = |before: f64, admitted: f64, cost: ChunkCost| {
             (admitted + cost.empty).max(before + cost.period)
         };
         let before = self.last_accepted_ns as f64;
@@ -365,13 +361,13 @@ impl LivePolicy {
     }
 
     /// How long it takes at the most: the scatter of several works evens out.
-    fn takes_at_most(&self, now_ns: u64, cost: Cost) -> f64 {
+    fn takes_at_most(&self, now_ns: u64, cost: ChunkCost) -> f64 {
         let works = self.forecast(now_ns, cost) / cost.period.max(1.0);
         self.takes(now_ns, cost, works.sqrt())
     }
 
     /// How long it takes, with room for the scatter of so many works.
-    fn takes(&self, now_ns: u64, cost: Cost, works: f64) -> f64 {
+    fn takes(&self, now_ns: u64, cost: ChunkCost, works: f64) -> f64 {
         self.stretch() * (self.forecast(now_ns, cost) + ROOM * works * cost.period)
     }
 
