@@ -40,6 +40,8 @@ class _Terms:
     stuck_after: float | None
     first_after: float
     report: str | None
+    drops: bool
+    max_latency: float | None
 
 
 class Job:
@@ -56,6 +58,10 @@ class Job:
     calls may compile. `steps` is how often a chunk goes through a ring `(...)*steps`. `report` is a file for the report, and
     `profile` a folder for a trace of PyTorch's profiler of each rank. `command` starts another rank; without it the command line
     of this process does.
+
+    `late` says what happens to chunks that come faster than they are worked on: with `"block"` a push waits; with `"drop"` the
+    oldest chunk that waits is dropped, and `max_latency` drops those that would come out later than so many seconds after their push.
+    The last chunk that waits is never dropped; `chunk.skipped` tells of a gap.
     """
 
     def __init__(
@@ -70,6 +76,8 @@ class Job:
         arrays: str | None = None,
         stuck_after: float | None = None,
         first_after: float = 600.0,
+        late: str = "block",
+        max_latency: float | None = None,
         report: str | os.PathLike[str] | None = None,
         profile: str | os.PathLike[str] | None = None,
         command: list[str] | None = None,
@@ -85,6 +93,10 @@ class Job:
         _check("restarts", restarts, 0)
         for argument, seconds in (("stuck_after", stuck_after), ("first_after", first_after)):
             _check(argument, seconds, 0, kind=Real, what="a number of seconds")
+        _check("max_latency", max_latency, 0, kind=Real, what="a number of seconds")
+        if late not in ("block", "drop"):
+            raise ValueError(f"late={late!r}: give 'block' or 'drop'")
+        self._late = (late == "drop", max_latency)
         for argument, given in (("devices", devices), ("command", command)):
             if isinstance(given, str):
                 raise TypeError(f"{argument}={given!r}: give a list of strings, such as {given.split()}")
@@ -122,7 +134,7 @@ class Job:
         Ctrl-C, once the chunks in flight are done.
         """
         self._needs(source=True, sink=True)
-        flow, stream = _one_stream(2, lends=False)
+        flow, stream = self._one_stream(2, lends=False)
         running = self._begin(flow, stream)
         return running.finish() if running is not None else None
 
@@ -132,7 +144,7 @@ class Job:
         return self._results()
 
     def _results(self) -> Iterator[Chunk]:
-        flow, stream = _one_stream(2, lends=True)
+        flow, stream = self._one_stream(2, lends=True)
         running = self._begin(flow, stream)
         if running is not None and running.is_rank_0:
             yield from Flow(flow, stream, running)
@@ -145,7 +157,7 @@ class Job:
         On other ranks this works until the job ends, and then raises `SystemExit`.
         """
         _check("queue", queue, 1)
-        flow, stream = _one_stream(queue, lends=True)
+        flow, stream = self._one_stream(queue, lends=True)
         return Flow(flow, stream, self._open(flow))
 
     def streams(self, queue: int = 2, room: int | None = None) -> Streams:
@@ -163,8 +175,14 @@ class Job:
                     f"stage {place.name!r} has context=, which would be of all streams together after a restart: leave restarts= out, or "
                     "give each stream a job"
                 )
-        flow = _native.Flow(queue, depth if room is None else room, False)
+        flow = _native.Flow(queue, depth if room is None else room, False, self._late[0])
         return Streams(flow, self._open(flow))
+
+    def _one_stream(self, queue: int, lends: bool) -> tuple[_native.Flow, _native.Stream]:
+        flow = _native.Flow(queue, _ALL, lends, self._late[0])
+        stream = flow.stream(False)
+        flow.end()
+        return flow, stream
 
     def _open(self, flow: _native.Flow) -> Run:
         self._needs(source=False, sink=False)
@@ -229,7 +247,7 @@ class Job:
             command = _own_command()
         depth, restarts, stuck_after, first_after, report = self._terms
         terms = _Terms(
-            self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report
+            self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report, *self._late
         )
         if "PP_SUPERVISOR_PID" in os.environ and threading.current_thread() is threading.main_thread():
             # Rank 0 hears of Ctrl-C, and tells this rank what to do.
@@ -253,13 +271,6 @@ def _check(
         return
     if not isinstance(value, kind) or not value >= least or (most is not None and value > most):
         raise ValueError(f"{name}={value!r}: give {what} from {least}" + (f" to {most}" if most is not None else ""))
-
-
-def _one_stream(queue: int, lends: bool) -> tuple[_native.Flow, _native.Stream]:
-    flow = _native.Flow(queue, _ALL, lends)
-    stream = flow.stream(False)
-    flow.end()
-    return flow, stream
 
 
 def _own_command() -> list[str]:

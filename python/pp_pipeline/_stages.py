@@ -58,9 +58,9 @@ class Chunk(Views):
     In the sink `keep()` keeps it.
     """
 
-    # Its number, its lap, how many laps there are, whether it starts an epoch, and its stream; and how many chunks before another one
-    # it goes along.
-    _at: tuple[int, int, int, bool, int] = (0, 0, 1, False, 0)
+    # Its number, its lap, how many laps there are, whether it starts an epoch, its stream, and how many were dropped before it; and
+    # how many chunks before another one it goes along.
+    _at: tuple[int, int, int, bool, int, int] = (0, 0, 1, False, 0, 0)
     _back = 0
     _note: bytes | None = None
     _hold: Hold | None = None
@@ -90,6 +90,11 @@ class Chunk(Views):
     def stream(self) -> int:
         """The number of its stream, where the job has several."""
         return self._at[4]
+
+    @property
+    def skipped(self) -> int:
+        """How many chunks of its stream were dropped right before it, with `late="drop"`."""
+        return 0 if self._back else self._at[5]
 
     @property
     def is_context(self) -> bool:
@@ -253,7 +258,7 @@ def inference(stage: Any, arrays: str) -> Callable[[], Any] | None:
     return under
 
 
-_At = tuple[int, int, int, bool, int]
+_At = tuple[int, int, int, bool, int, int]
 # The note of a chunk, and those of the chunks before that go along, the nearest first, each with a line end behind it.
 _Notes = tuple[bytes | None, bytes | None]
 
@@ -280,7 +285,7 @@ class StageCall:
         calls, made = ready
         if past is not None:
             # The oldest of them starts the epoch.
-            rest, own = (*at[:3], False, at[4]), past.split(b"\n")
+            rest, own = (*at[:3], False, *at[4:]), past.split(b"\n")
             for back in range(before, 0, -1):
                 self._call(*calls[back], at if back == before else rest, own[back - 1])
             at = rest

@@ -21,6 +21,15 @@ pub(crate) enum Pushed {
     Raised(PyErr),
 }
 
+impl Pushed {
+    /// What stages are told of a chunk that is dropped, they are told of the next one.
+    fn hand_over(&self, next: &mut Self) {
+        if let (Self::Chunk(_, true), Self::Chunk(_, forgets)) = (self, next) {
+            *forgets = true;
+        }
+    }
+}
+
 /// The way into a job and out of it.
 #[pyclass(frozen, from_py_object, module = "pp_pipeline._native")]
 #[derive(Clone)]
@@ -52,13 +61,17 @@ impl Lent {
 #[pymethods]
 impl Flow {
     #[new]
-    fn new(queue: usize, room: usize, lends: bool) -> PyResult<Self> {
+    fn new(queue: usize, room: usize, lends: bool, drops: bool) -> PyResult<Self> {
         if queue == 0 || room == 0 {
             let what = "the queue of a stream holds 1 chunk or more, and so does the job";
             return Err(PyValueError::new_err(what));
         }
+        let inner = pp_job::flow::Flow::new(queue, room);
         Ok(Self {
-            inner: pp_job::flow::Flow::new(queue, room),
+            inner: match drops {
+                true => inner.dropping(Pushed::hand_over),
+                false => inner,
+            },
             lent: lends.then(Arc::default),
         })
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use pp_contract::pipeline::{Laps, Ring};
 use pp_contract::{DeviceName, Pipeline, StageSpec};
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank};
+use pp_runtime::core::Late;
 use pp_runtime::progress::StuckLimits;
 use pp_runtime::stage::StageResult;
 use pp_transport::bell::Bell;
@@ -36,6 +37,8 @@ pub(crate) struct Terms {
     stuck_after: Option<f64>,
     first_after: f64,
     report: Option<PathBuf>,
+    drops: bool,
+    max_latency: Option<f64>,
 }
 
 /// Chunks, restarts and seconds of a job that is done.
@@ -196,6 +199,8 @@ pub(crate) fn begin(
         raised: raised.clone(),
         summary: Arc::clone(&summary),
         report: terms.report,
+        late: if terms.drops { Late::Drop } else { Late::Block },
+        max_latency: terms.max_latency.map(seconds_of),
         flow: flow.clone(),
     };
     let opened = py.detach(|| {
@@ -270,6 +275,8 @@ struct Own {
     raised: Raised,
     summary: Arc<Mutex<Option<Summary>>>,
     report: Option<PathBuf>,
+    late: Late,
+    max_latency: Option<Duration>,
     flow: Flow,
 }
 
@@ -353,6 +360,9 @@ impl Own {
                     context_chunks,
                     steps,
                     shape,
+                    late: self.late,
+                    max_latency: self.max_latency,
+                    steps_range: None,
                 })
             })
         };

@@ -40,6 +40,8 @@ struct Written {
     plan: Numbered,
     layout: Manifest,
     note: Vec<u8>,
+    /// When it was pushed.
+    pushed_ns: u64,
 }
 
 impl<M: Medium> PySource<M> {
@@ -61,7 +63,8 @@ impl<M: Medium> PySource<M> {
 
     /// Writes the chunk that is offered into the slot.
     fn write(&mut self, number: u64, slot: &mut M::Tx) -> StageResult<Written> {
-        let (stream, pushed) = self.inlet.take().expect("it was offered");
+        let taken = self.inlet.take().expect("it was offered");
+        let (stream, pushed_ns) = (taken.stream, taken.pushed_ns);
         let Adapter {
             call,
             known,
@@ -74,10 +77,11 @@ impl<M: Medium> PySource<M> {
             chunk: number,
             stream,
             index: *count,
+            skipped: taken.skipped,
             ..Numbered::default()
         };
         *count += 1;
-        let item = match pushed {
+        let item = match taken.chunk {
             Pushed::Chunk(item, forgets) => {
                 plan.forgets = forgets;
                 item
@@ -93,6 +97,7 @@ impl<M: Medium> PySource<M> {
                     plan,
                     layout: Manifest::empty(),
                     note: Vec::new(),
+                    pushed_ns,
                 });
             }
         };
@@ -112,7 +117,12 @@ impl<M: Medium> PySource<M> {
         if self.context > 0 {
             self.notes.push_back((number, note.clone()));
         }
-        Ok(Written { plan, layout, note })
+        Ok(Written {
+            plan,
+            layout,
+            note,
+            pushed_ns,
+        })
     }
 
     /// Puts the chunks before this one behind its own tensors. Gives what lies in the slot then, and their notes.
@@ -157,11 +167,18 @@ impl<M: Medium> PySource<M> {
         written: Written,
         slot: &mut M::Tx,
     ) -> StageResult<Built<Numbered, (M::Mark, u32)>> {
-        let Written { plan, layout, note } = written;
+        let Written {
+            plan,
+            layout,
+            note,
+            pushed_ns,
+        } = written;
         let mark = (self.adapter.medium).mark(Some((slot, layout.payload_bytes())))?;
         let stream = plan.stream;
         Ok(Built {
             note,
+            read_ns: Some((pushed_ns, pushed_ns)),
+            skipped_frames: u32::try_from(plan.skipped).unwrap_or(u32::MAX),
             ..Built::new(plan, layout, (mark, stream))
         })
     }
@@ -250,5 +267,13 @@ impl<M: Medium> Source<M::Tx> for PySource<M> {
 
     fn queued(&self) -> u32 {
         self.inlet.queued()
+    }
+
+    fn drop_late(&mut self, before_ns: u64) -> StageResult<u64> {
+        Ok(self.inlet.drop_late(before_ns))
+    }
+
+    fn oldest_ns(&self) -> Option<u64> {
+        self.inlet.oldest_ns()
     }
 }

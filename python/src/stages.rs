@@ -28,6 +28,8 @@ pub(crate) struct Numbered {
     pub(crate) stream: u32,
     /// Its number in its stream, from 0.
     pub(crate) index: u64,
+    /// How many chunks of its stream were dropped right before it.
+    pub(crate) skipped: u64,
     /// Stages forget what they know of its stream.
     pub(crate) forgets: bool,
     /// It is the end of its stream, and has no tensors.
@@ -40,7 +42,7 @@ pub(crate) struct Numbered {
 
 impl Plan for Numbered {
     const NAME: &'static str = "python";
-    const VERSION: u16 = 2;
+    const VERSION: u16 = 3;
     type Parts = Self;
 
     fn from_parts(parts: Self) -> Result<Self, PlanError> {
@@ -87,12 +89,12 @@ pub(crate) struct Known {
 }
 
 /// What a call gets: what was received and its layout, the slot that is sent, where the chunk stands (its number in its stream, its
-/// lap, its laps, whether the stage forgets, its stream), its note, and those of the chunks before that it brings along.
+/// lap, its laps, whether the stage forgets, its stream, and how many were dropped before it), its note, and those of the chunks before that it brings along.
 type Given<'py> = (
     Option<Py<Memory>>,
     Py<Layout>,
     Option<Py<Memory>>,
-    (u64, u16, u16, bool, u32),
+    (u64, u16, u16, bool, u32, u64),
     [Option<Bound<'py, PyBytes>>; 2],
 );
 
@@ -213,6 +215,7 @@ impl Known {
             laps,
             self.forgets(at, plan),
             plan.stream,
+            plan.skipped,
         );
         Ok((input, layout, output, at, notes))
     }

@@ -223,6 +223,29 @@ def test_a_server_pushes_and_pulls() -> None:
         flow.push(np.zeros(8, np.float32))
 
 
+def test_where_late_chunks_are_dropped_no_push_waits_and_the_gap_is_told() -> None:
+    job = Job(ONE, work=double, most=MOST, late="drop", max_latency=600.0)
+    with job.open(queue=1) as flow:
+        for k in range(50):
+            assert flow.push(np.full(8, k, np.float32), timeout=0.0)
+        flow.end()
+        expected = 0.0
+        for chunk in flow:
+            expected += chunk.skipped
+            assert float(chunk["x"][0]) == 2 * expected
+            expected += 1
+        assert expected == 50, "the last one is never dropped"
+
+
+def test_a_latency_that_no_chunk_can_have_ends_the_job_with_the_figure() -> None:
+    def slow(chunk: pp.Chunk, out: pp.Out) -> None:
+        time.sleep(0.01)
+        double(chunk, out)
+
+    with pytest.raises(pp.JobError, match=r"at most 1\.0 ms is asked for, and one chunk takes 1"):
+        Job(ONE, read=chunks(20), work=slow, write=lambda chunk: None, max_latency=0.001).run()
+
+
 class Sum(pp.Stage):
     """Adds up the chunks of each stream, until it is to forget them."""
 
@@ -455,6 +478,8 @@ def test_a_stage_that_is_stuck_is_an_exception() -> None:
         (lambda: Job(ONE, read=chunks, work=double, devices=["cpu", "cpu"], write=print).run(), "^devices= names 2 devices"),
         (lambda: Job(ONE, read=chunks, work=double, restarts=-1), "restarts=-1"),
         (lambda: Job(ONE, read=chunks, work=double, restarts=1, write=print).run(), "leave restarts= out"),
+        (lambda: Job(ONE, read=chunks, work=double, late="never"), "late='never': give 'block' or 'drop'"),
+        (lambda: Job(ONE, read=chunks, work=double, max_latency=0.0, write=print).run(), "max_latency is 0"),
         (lambda: Job(ONE, read=chunks, work=double, depth=0), "depth=0: .* 1 to 64"),
         (lambda: Job(ONE, read=chunks, work=double, stuck_after=float("nan")), "stuck_after=nan: give a number of seconds"),
         (lambda: Job(ONE, work=double, most=MOST).open(queue=0), "queue=0"),

@@ -10,5 +10,5 @@
 mod ends;
 mod queues;
 
-pub use ends::{Inlet, Outlet, Puller, Pusher, Refused};
+pub use ends::{FromStream, Inlet, Outlet, Puller, Pusher, Refused};
 pub use queues::Flow;

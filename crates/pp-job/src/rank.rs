@@ -3,6 +3,7 @@
 mod connect;
 mod failover;
 pub(crate) mod join;
+mod live;
 mod memory;
 mod restart;
 
@@ -10,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use pp_contract::pipeline::EdgeKind;
 use pp_contract::{DeviceName, Fault, Pipeline, Plan, Rank, digest};
-use pp_runtime::core::{FixedOrder, Order};
+use pp_runtime::core::{FixedOrder, LiveOptions, Order};
 use pp_runtime::driver::{RankOptions, RankRun, Stages};
 use pp_runtime::schedule::Runnable;
 use pp_runtime::stage::Source;
@@ -56,7 +57,7 @@ impl ThisRank<'_> {
         let (joined, briefed) = self.meet::<S::Plan, B, T>(&backend, &profile)?;
         let who = format!("rank {}", self.rank());
         let opened = caught(who, || self.open(briefed, &mut program, &bell));
-        let (stages, generation, briefing) = match opened {
+        let (stages, generation, briefing, live) = match opened {
             Ok(opened) => opened,
             Err(error) => return Err(give_up(joined, error)),
         };
@@ -67,6 +68,8 @@ impl ThisRank<'_> {
             order: self.order(),
             flight: self.context.flight.recorder(),
             has_failed: B::has_failed_for_all,
+            live,
+            say: crate::end::say_aside,
             ..RankOptions::new(pipeline.clone(), self.job.depth, backend.capabilities())
         };
         let shapes = self.shapes(briefing.context_chunks);
@@ -224,13 +227,22 @@ impl ThisRank<'_> {
         briefed: Option<Briefed<T>>,
         program: &mut Program<'p, B, S, T>,
         bell: &Bell,
-    ) -> Result<(Stages<'p, B::Tx, B::Rx, B::Group, S>, u32, Briefing<T>), Error>
+    ) -> Result<
+        (
+            Stages<'p, B::Tx, B::Rx, B::Group, S>,
+            u32,
+            Briefing<T>,
+            LiveOptions,
+        ),
+        Error,
+    >
     where
         B: Backend,
         S: Source<B::Tx>,
         S::Plan: 'p,
         T: Serialize + DeserializeOwned,
     {
+        let mut live = LiveOptions::default();
         let (mut stages, generation, briefing) = match briefed {
             Some((generation, briefing)) => (Stages::new(None), generation, briefing),
             None => {
@@ -243,6 +255,9 @@ impl ThisRank<'_> {
                     context_chunks,
                     steps,
                     shape,
+                    late,
+                    max_latency,
+                    steps_range,
                 } = open(bell.clone()).map_err(|error| {
                     let label = self.job.pipeline.stages()[0].label();
                     error.of_opening(self.rank(), &label)
@@ -252,6 +267,12 @@ impl ThisRank<'_> {
                     steps,
                     shape,
                 };
+                live = LiveOptions {
+                    late,
+                    max_latency_ns: max_latency.map(|most| most.as_nanos() as u64),
+                    steps: steps_range,
+                };
+                live::check(self.job.pipeline, self.job.schedule.is_some(), live)?;
                 (Stages::new(Some(source)), 0, briefing)
             }
         };
@@ -269,7 +290,7 @@ impl ThisRank<'_> {
         self.check_slots(briefing.steps, |from, to| {
             program.slot_bytes(self.job.pipeline, [from, to], &briefing.shape)
         })?;
-        Ok((stages, generation, briefing))
+        Ok((stages, generation, briefing, live))
     }
 
     /// Refuses slots without bytes behind the stages of this rank: a stage would wait for one for ever.

@@ -10,8 +10,8 @@
 //! What a stage keeps of a chunk goes to the driver and comes back with the next call for that
 //! chunk: a stage needs no queue of its own.
 
-use std::convert::Infallible;
-use std::marker::PhantomData;
+mod host;
+
 use std::path::Path;
 
 use pp_contract::{
@@ -19,9 +19,9 @@ use pp_contract::{
     Rank, Seal, with_source,
 };
 use pp_transport::error::TransportError;
-use pp_transport::host::{RxLease, TxLease};
 use pp_transport::in_flight::Part;
 
+pub use self::host::{OnHost, first_bytes};
 use crate::core::Cut;
 
 /// Why a stage cannot go on; becomes a [`Fault`] that names this rank.
@@ -131,6 +131,9 @@ pub struct Place {
     /// True for the first chunk that is sent after a rank was replaced: what a stage must know of the chunks before has
     /// to come with this one. Only the source is told; the plan tells the other stages.
     pub rebuilds: bool,
+    /// The denoising steps that the job asks for of this chunk, to keep up with its source; `None`: as the source likes. Only the
+    /// source is told; the plan tells the other stages.
+    pub steps: Option<u16>,
 }
 
 /// The payloads that were sent and are still there: of the chunk that is sent again, and of those
@@ -214,6 +217,13 @@ pub struct Built<P: Plan, C> {
     /// [`crate::clock::now_ns`]. `None` where nothing is read: then its latency counts from the
     /// beginning of its build.
     pub read_ns: Option<(u64, u64)>,
+    /// Frames that are missing between the chunk before and this one: they were dropped.
+    pub skipped_frames: u32,
+    /// How long its reader was held back before it could hand the chunk on, in nanoseconds.
+    pub held_ns: u64,
+    /// By how much later than the rate that the source names its first frame is built, in nanoseconds; `None` where no rate is
+    /// named, or none has to be kept.
+    pub late_ns: Option<u64>,
 }
 
 impl<P: Plan, C> Built<P, C> {
@@ -226,6 +236,9 @@ impl<P: Plan, C> Built<P, C> {
             carry,
             frames: 1,
             read_ns: None,
+            skipped_frames: 0,
+            held_ns: 0,
+            late_ns: None,
         }
     }
 }
@@ -309,6 +322,23 @@ pub trait Source<Tx> {
     /// Chunks that wait in its queue, for the records.
     fn queued(&self) -> u32 {
         0
+    }
+
+    /// Drops chunks that wait, not yet built, whose first frame was there before this time of [`crate::clock::now_ns`]: the
+    /// oldest first, the one that is offered included, never the last one that waits (of each stream). Gives how many.
+    /// After it the driver asks for the offer anew, because the chunk that is next, and its cut, may be others. It is called
+    /// with [`Late::Drop`](crate::core::Late::Drop) alone. Without an implementation nothing is dropped.
+    ///
+    /// # Errors
+    /// The source is broken.
+    fn drop_late(&mut self, _before_ns: u64) -> StageResult<u64> {
+        Ok(0)
+    }
+
+    /// When the first frame of the chunk that is built next was there, in nanoseconds of [`crate::clock::now_ns`]; `None`
+    /// where nothing is read, and where nothing waits.
+    fn oldest_ns(&self) -> Option<u64> {
+        None
     }
 }
 
@@ -530,52 +560,4 @@ pub struct Worked {
     pub work_ns: u64,
     /// Idle, between the end of the work before and the beginning of this.
     pub idle_ns: u64,
-}
-
-/// Gives the first `bytes` of a slot, to be written.
-///
-/// # Errors
-/// The slot is smaller: [`FaultKind::Usage`], with both sizes.
-pub fn first_bytes(slot: &mut [u8], bytes: usize) -> StageResult<&mut [u8]> {
-    let slot_bytes = slot.len();
-    slot.get_mut(..bytes).ok_or_else(|| {
-        let too_large = TransportError::TooLarge {
-            payload_bytes: bytes as u64,
-            slot_bytes,
-        };
-        StageError::new(FaultKind::Usage, "write a payload", too_large.to_string())
-    })
-}
-
-/// A stage that works at once, on the host: from the bytes that came into those that go on.
-#[derive(Clone, Copy, Debug)]
-pub struct OnHost<P, F>(F, PhantomData<P>);
-
-impl<P: Plan, F> OnHost<P, F>
-where
-    F: FnMut(Chunk<'_, P>, &[u8], &mut [u8]) -> StageResult<Done>,
-{
-    /// Works with this closure. The bytes that go on are a whole slot, as large as the program has said; what the manifest
-    /// does not name is not sent. [`first_bytes`] checks that a payload fits.
-    pub fn new(run: F) -> Self {
-        Self(run, PhantomData)
-    }
-}
-
-impl<P: Plan, F> Stage<TxLease, RxLease> for OnHost<P, F>
-where
-    F: FnMut(Chunk<'_, P>, &[u8], &mut [u8]) -> StageResult<Done>,
-{
-    type Plan = P;
-    type Kept = Infallible;
-
-    fn run(
-        &mut self,
-        chunk: Chunk<'_, P>,
-        input: Option<&RxLease>,
-        output: &mut TxLease,
-    ) -> StageResult<Progress<Done, Infallible>> {
-        let input = input.map_or(&[][..], RxLease::bytes);
-        Ok(Progress::Done((self.0)(chunk, input, output.bytes_mut())?))
-    }
 }

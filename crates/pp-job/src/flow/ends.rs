@@ -16,7 +16,7 @@ use pp_runtime::stage::{Built, Chunk, Offer, Place, Progress, Sink, Source, Stag
 
 use pp_transport::bell::Bell;
 
-use super::queues::Flow;
+use super::queues::{Flow, Waiting};
 
 /// The longest sleep of a thread that waits without a bound.
 const LONG: Duration = Duration::from_secs(3600);
@@ -115,19 +115,26 @@ impl<T, R> Pusher<T, R> {
         context: &mut Context<'_>,
     ) -> Poll<Result<(), Refused<T>>> {
         let mut state = self.flow.state();
-        let (queue, is_closed) = (state.queue, state.is_closed);
+        let (queue, is_closed, drops) = (state.queue, state.is_closed, state.drops);
+        // What is offered stays until the job asks anew.
+        let from = usize::from(state.offered == Some(self.number));
         let stream = state.streams.get_mut(&self.number);
         let stream = stream.filter(|stream| !is_closed && !stream.is_ended);
         let Some(stream) = stream else {
             return Poll::Ready(Err(Refused::Over(chunk.take().expect("there is a chunk"))));
         };
-        if stream.waiting.len() >= queue {
+        if stream.waiting.len() >= queue && drops.is_none() {
             stream.wait(context.waker());
             return Poll::Pending;
         }
         let chunk = chunk.take().expect("there is a chunk");
-        stream.waiting.push_back((chunk, cut));
+        stream.waiting.push_back(Waiting::new(chunk, cut));
+        // Whatever is in a chunk is dropped without the lock.
+        let _late = drops.map(|hand_over| {
+            stream.drop_late(hand_over, from, |stream| stream.waiting.len() > queue)
+        });
         state.ring();
+        drop(state);
         Poll::Ready(Ok(()))
     }
 
@@ -141,9 +148,9 @@ impl<T, R> Pusher<T, R> {
             };
             if !stream.is_ended {
                 if !state.is_closed {
-                    stream
-                        .waiting
-                        .extend(last.take().map(|last| (last, Cut::None)));
+                    let last = last.take().map(|last| Waiting::new(last, Cut::None));
+                    stream.ends_with_last = last.is_some();
+                    stream.waiting.extend(last);
                 }
                 stream.is_ended = true;
             }
@@ -202,7 +209,8 @@ impl<T, R> Puller<T, R> {
         let Some(stream) = state.streams.get_mut(&self.number) else {
             return Poll::Ready(None);
         };
-        if let Some(result) = stream.results.pop_front() {
+        if let Some((result, skipped)) = stream.results.pop_front() {
+            stream.pulled_behind = skipped;
             // Its stream may have room now.
             state.ring();
             return Poll::Ready(Some(result));
@@ -212,6 +220,14 @@ impl<T, R> Puller<T, R> {
         }
         stream.wait(context.waker());
         Poll::Pending
+    }
+
+    /// How many chunks of the stream were dropped right before the one whose result was pulled last ([`Flow::dropping`]).
+    #[must_use]
+    pub fn skipped(&self) -> u64 {
+        let state = self.flow.state();
+        let stream = state.streams.get(&self.number);
+        stream.map_or(0, |stream| stream.pulled_behind)
     }
 
     /// Nobody pulls any more: results of the stream are dropped, also those that come later. A pull that waits ends.
@@ -270,6 +286,19 @@ impl<T, R> Drop for Puller<T, R> {
     }
 }
 
+/// A chunk that was taken into the job.
+#[derive(Debug)]
+pub struct FromStream<T> {
+    /// The number of its stream.
+    pub stream: u32,
+    /// What was pushed.
+    pub chunk: T,
+    /// When, in nanoseconds of [`pp_runtime::clock::now_ns`].
+    pub pushed_ns: u64,
+    /// How many chunks of its stream were dropped right before it.
+    pub skipped: u64,
+}
+
 /// The end of a flow at the source, for a source that is written by hand; else [`Inlet::source`]. If it is dropped, nothing can
 /// be pushed any more.
 pub struct Inlet<T, R>(Flow<T, R>);
@@ -281,9 +310,40 @@ impl<T, R> Inlet<T, R> {
         self.0.state().offer()
     }
 
-    /// Takes the chunk that was offered, with the number of its stream.
+    /// What [`Source::drop_late`] does, for each stream.
     #[must_use]
-    pub fn take(&self) -> Option<(u32, T)> {
+    pub fn drop_late(&self, before_ns: u64) -> u64 {
+        let mut dropped = Vec::new();
+        self.0.change(|state| {
+            let (queue, Some(hand_over)) = (state.queue, state.drops) else {
+                return Vec::new();
+            };
+            // It is asked for anew.
+            state.offered = None;
+            for stream in state.streams.values_mut() {
+                let late = stream.drop_late(hand_over, 0, |stream| {
+                    let is_old = |next: &Waiting<T>| next.pushed_ns < before_ns;
+                    stream.waiting.len() > queue || stream.waiting.front().is_some_and(is_old)
+                });
+                dropped.extend(late);
+            }
+            Vec::new()
+        });
+        // Whatever is in a chunk is dropped without the lock.
+        dropped.len() as u64
+    }
+
+    /// What [`Source::oldest_ns`] gives: when the chunk that is due was pushed.
+    #[must_use]
+    pub fn oldest_ns(&self) -> Option<u64> {
+        let state = self.0.state();
+        let next = state.streams[&state.due()?].waiting.front();
+        next.map(|next| next.pushed_ns)
+    }
+
+    /// Takes the chunk that was offered.
+    #[must_use]
+    pub fn take(&self) -> Option<FromStream<T>> {
         let mut taken = None;
         self.0.change(|state| {
             let Some(number) = state.due() else {
@@ -292,8 +352,12 @@ impl<T, R> Inlet<T, R> {
             state.offered = None;
             state.turn = number;
             let stream = state.streams.get_mut(&number).expect("it is due");
-            stream.under_way += 1;
-            taken = stream.waiting.pop_front().map(|(chunk, _)| (number, chunk));
+            taken = stream.take().map(|(next, skipped)| FromStream {
+                stream: number,
+                chunk: next.chunk,
+                pushed_ns: next.pushed_ns,
+                skipped,
+            });
             stream.wake()
         });
         taken
@@ -350,15 +414,20 @@ where
     }
 
     fn build(&mut self, place: Place, slot: &mut Tx) -> StageResult<Built<P, u32>> {
-        let (stream, chunk) = self.0.take().expect("it was offered");
-        let built = (self.1)(place, (stream, chunk), slot)?;
+        let taken = self.0.take().expect("it was offered");
+        let (stream, was_there) = (taken.stream, (taken.pushed_ns, taken.pushed_ns));
+        let built = (self.1)(place, (stream, taken.chunk), slot)?;
+        let skipped = u32::try_from(taken.skipped).unwrap_or(u32::MAX);
         Ok(Built {
             plan: built.plan,
             tensors: built.tensors,
             note: built.note,
             carry: stream,
             frames: built.frames,
-            read_ns: built.read_ns,
+            read_ns: built.read_ns.or(Some(was_there)),
+            skipped_frames: skipped.saturating_mul(built.frames),
+            held_ns: built.held_ns,
+            late_ns: built.late_ns,
         })
     }
 
@@ -376,6 +445,14 @@ where
 
     fn queued(&self) -> u32 {
         self.0.queued()
+    }
+
+    fn drop_late(&mut self, before_ns: u64) -> StageResult<u64> {
+        Ok(self.0.drop_late(before_ns))
+    }
+
+    fn oldest_ns(&self) -> Option<u64> {
+        self.0.oldest_ns()
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
+use pp_runtime::clock::now_ns;
 use pp_runtime::core::Cut;
 use pp_runtime::stage::Offer;
 use pp_transport::bell::Bell;
@@ -25,6 +26,8 @@ impl<T, R> Clone for Flow<T, R> {
 }
 
 pub(super) struct Queues<T, R> {
+    /// What the next chunk takes over from one that is dropped; `None` where nothing is dropped.
+    pub(super) drops: Option<fn(&T, &mut T)>,
     /// The most chunks of a stream that wait to be taken into the job.
     pub(super) queue: usize,
     /// The most chunks of a stream that are in the job, or wait to be pulled.
@@ -46,13 +49,45 @@ pub(super) struct Queues<T, R> {
     pub(super) bell: Option<Bell>,
 }
 
+/// A chunk that waits to be taken into the job.
+pub(super) struct Waiting<T> {
+    pub(super) chunk: T,
+    pub(super) cut: Cut,
+    /// When it was pushed.
+    pub(super) pushed_ns: u64,
+    /// How many were dropped right before it.
+    skipped: u64,
+}
+
+impl<T> Waiting<T> {
+    /// One that is pushed now.
+    pub(super) fn new(chunk: T, cut: Cut) -> Self {
+        let pushed_ns = now_ns();
+        Self {
+            chunk,
+            cut,
+            pushed_ns,
+            skipped: 0,
+        }
+    }
+}
+
 pub(super) struct Stream<T, R> {
-    pub(super) waiting: VecDeque<(T, Cut)>,
+    pub(super) waiting: VecDeque<Waiting<T>>,
+    /// The last of those that wait was pushed with the end of the stream.
+    pub(super) ends_with_last: bool,
+    /// Chunks that were dropped right before one that came out without a result, behind which none is in the job.
+    skipped: u64,
+    /// The same, of each chunk that is in the job.
+    gaps: VecDeque<u64>,
+    /// Chunks that were dropped right before the result that was pulled last.
+    pub(super) pulled_behind: u64,
     /// Nothing more is pushed.
     pub(super) is_ended: bool,
     /// Chunks that are in the job.
     pub(super) under_way: usize,
-    pub(super) results: VecDeque<R>,
+    /// Each with how many chunks were dropped right before it.
+    pub(super) results: VecDeque<(R, u64)>,
     /// Nobody pulls any more.
     pub(super) is_left: bool,
     wakers: Vec<Waker>,
@@ -67,6 +102,42 @@ impl<T, R> Stream<T, R> {
 
     pub(super) fn wake(&mut self) -> Vec<Waker> {
         std::mem::take(&mut self.wakers)
+    }
+
+    /// Drops the oldest chunks that wait for as long as `is_late` says so of the next one, but never the last one; and none before
+    /// `from`. Gives them.
+    pub(super) fn drop_late(
+        &mut self,
+        hand_over: fn(&T, &mut T),
+        from: usize,
+        mut is_late: impl FnMut(&Self) -> bool,
+    ) -> Vec<T> {
+        let mut dropped = Vec::new();
+        let kept = from + 1 + usize::from(self.ends_with_last);
+        while self.waiting.len() > kept && is_late(self) {
+            let Some(late) = self.waiting.remove(from) else {
+                break;
+            };
+            let next = &mut self.waiting[from];
+            hand_over(&late.chunk, &mut next.chunk);
+            next.cut = match (late.cut, next.cut) {
+                (Cut::Hard, _) | (_, Cut::Hard) => Cut::Hard,
+                (Cut::Flush, _) | (_, Cut::Flush) => Cut::Flush,
+                (Cut::None, Cut::None) => Cut::None,
+            };
+            next.skipped += late.skipped + 1;
+            dropped.push(late.chunk);
+        }
+        dropped
+    }
+
+    /// The next chunk goes into the job. Gives how many were dropped right before it.
+    pub(super) fn take(&mut self) -> Option<(Waiting<T>, u64)> {
+        let next = self.waiting.pop_front()?;
+        let skipped = next.skipped + std::mem::take(&mut self.skipped);
+        self.under_way += 1;
+        self.gaps.push_back(skipped);
+        Some((next, skipped))
     }
 
     /// Says whether all that was pushed has come out.
@@ -99,11 +170,9 @@ impl<T, R> Queues<T, R> {
 
     pub(super) fn offer(&mut self) -> Offer {
         self.offered = self.due();
-        if let Some((_, cut)) = self
-            .offered
-            .and_then(|at| self.streams[&at].waiting.front())
-        {
-            return Offer::Chunk(*cut);
+        let next = self.offered.map(|at| self.streams[&at].waiting.front());
+        if let Some(next) = next.flatten() {
+            return Offer::Chunk(next.cut);
         }
         let mut streams = self.streams.values();
         match self.is_ended && streams.all(|stream| stream.is_ended && stream.waiting.is_empty()) {
@@ -119,8 +188,13 @@ impl<T, R> Queues<T, R> {
         };
         // A peer may have changed which stream a chunk is of.
         stream.under_way = stream.under_way.saturating_sub(1);
-        if !stream.is_left {
-            stream.results.extend(result.take());
+        let behind = stream.gaps.pop_front().unwrap_or(0);
+        match (result.take(), stream.gaps.front_mut()) {
+            (Some(result), _) if !stream.is_left => stream.results.push_back((result, behind)),
+            (Some(left), _) => *result = Some(left),
+            // It has no result, and its gap is before the next one.
+            (None, Some(next)) => *next += behind,
+            (None, None) => stream.skipped += behind,
         }
         let wakers = stream.wake();
         if stream.is_forgotten() {
@@ -151,6 +225,7 @@ impl<T, R> Flow<T, R> {
     pub fn new(queue: usize, room: usize) -> Self {
         assert!(queue > 0 && room > 0, "a queue of 0, or no room");
         Self(Arc::new(Mutex::new(Queues {
+            drops: None,
             queue,
             room,
             streams: BTreeMap::new(),
@@ -162,6 +237,16 @@ impl<T, R> Flow<T, R> {
             is_over: false,
             bell: None,
         })))
+    }
+
+    /// Lets no pusher wait: where the queue of a stream is full its oldest chunk is dropped, and so are chunks that would come out
+    /// too late ([`Opened::late`](crate::Opened::late)), never the last one that waits. The next chunk of the stream takes over the
+    /// cut of one that is dropped, and `hand_over` gives it what else it must have of that. [`Puller::skipped`](super::Puller::skipped)
+    /// tells of the gap. Call it before the first push.
+    #[must_use]
+    pub fn dropping(self, hand_over: fn(&T, &mut T)) -> Self {
+        self.state().drops = Some(hand_over);
+        self
     }
 
     /// Every critical section is a few assignments.
@@ -182,6 +267,10 @@ impl<T, R> Flow<T, R> {
         state.next += 1;
         let stream = Stream {
             waiting: VecDeque::new(),
+            ends_with_last: false,
+            skipped: 0,
+            gaps: VecDeque::new(),
+            pulled_behind: 0,
             is_ended: state.is_ended,
             under_way: 0,
             results: VecDeque::new(),

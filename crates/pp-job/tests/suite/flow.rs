@@ -20,6 +20,10 @@ const STUCK: u64 = 1000;
 
 /// Runs a job of one rank.
 fn open(flow: &Numbers) -> Running {
+    open_with(flow, Late::Block)
+}
+
+fn open_with(flow: &Numbers, late: Late) -> Running {
     let config = Config::alone(|name| (name == "PP_STUCK_MS").then(|| "1000".into())).unwrap();
     let pipeline = "a@0 -> b@0 -> c@0".parse().unwrap();
     let own = flow.clone();
@@ -42,8 +46,12 @@ fn open(flow: &Numbers) -> Running {
                 },
             ))
         };
-        let program =
-            Program::<Host, _, _>::new("a", |bell| Ok(Opened::new(own.inlet(bell).source(build))));
+        let program = Program::<Host, _, _>::new("a", |bell| {
+            Ok(Opened {
+                late,
+                ..Opened::new(own.inlet(bell).source(build))
+            })
+        });
         let program = program.payloads(|_, ()| 64).stage("b", stage);
         let program = program.sink("c", |(), _| Ok(own.outlet().sink(take)));
         this.run(Host, Profile::new(), program)
@@ -147,4 +155,63 @@ fn block_on<T>(task: impl Future<Output = T>) -> T {
             Poll::Pending => std::thread::park(),
         }
     }
+}
+
+/// Where nothing waits for room the oldest chunk goes, never the last, and the cut of one that is gone goes to the next. What
+/// was offered stays until the job asks anew.
+#[test]
+fn a_full_queue_that_drops_keeps_the_newest() {
+    // Without a job nothing is taken.
+    let flow = Numbers::new(2, 4).dropping(|late, next| *next += 1000 * (late / 1000 + 1));
+    let (pusher, puller) = flow.stream();
+    let inlet = flow.inlet(Bell::new().unwrap());
+    let push = |n, cut| pusher.push_within(n, cut, Duration::ZERO).unwrap();
+    push(1, Cut::None);
+    push(2, Cut::Flush);
+    assert_eq!(inlet.offer(), Offer::Chunk(Cut::None));
+    (3..6).for_each(|n| push(n, Cut::None));
+    // 2, 3 and 4 are gone: 1 was offered.
+    assert_eq!(pusher.waiting(), 2);
+    assert_eq!(inlet.offer(), Offer::Chunk(Cut::None));
+    assert_eq!(inlet.drop_late(0), 0);
+    let first = inlet.take().unwrap();
+    assert_eq!((first.stream, first.chunk, first.skipped), (0, 1, 0));
+    assert_eq!(inlet.offer(), Offer::Chunk(Cut::Flush));
+    pusher.end(Some(6));
+    // All of it is late, and the last of what was pushed stays, and so does what came with the end.
+    assert_eq!(inlet.drop_late(u64::MAX), 0);
+    assert!(inlet.oldest_ns().is_some());
+    let next = inlet.take().unwrap();
+    assert_eq!((next.chunk, next.skipped), (3005, 3));
+    assert_eq!(
+        inlet.take().map(|last| (last.chunk, last.skipped)),
+        Some((6, 0))
+    );
+    // The gap in front of a chunk that has no result is in front of the next one that has.
+    let outlet = flow.outlet();
+    outlet.give(0, Some(1));
+    outlet.give(0, None);
+    outlet.give(0, Some(6));
+    let pulled = |within| (puller.pull_within(within), puller.skipped());
+    assert_eq!(pulled(Duration::ZERO), (Poll::Ready(Some(1)), 0));
+    assert_eq!(pulled(Duration::ZERO), (Poll::Ready(Some(6)), 3));
+}
+
+#[test]
+fn a_job_that_drops_lets_no_pusher_wait() {
+    let flow = Numbers::new(1, 8).dropping(|_, _| ());
+    let running = open_with(&flow, Late::Drop);
+    let (pusher, puller) = flow.stream();
+    flow.end();
+    for n in 0..500 {
+        pusher.push_within(n, Cut::None, Duration::ZERO).unwrap();
+    }
+    drop(pusher);
+    let mut next = 0;
+    while let Poll::Ready(Some(n)) = puller.pull_within(Duration::MAX) {
+        assert_eq!(n, next + puller.skipped());
+        next = n + 1;
+    }
+    assert_eq!(next, 500, "the last one is never dropped");
+    running.wait().unwrap();
 }

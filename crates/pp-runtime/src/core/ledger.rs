@@ -78,6 +78,8 @@ struct Entry<L> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ledger<L> {
     depth: u32,
+    /// The most chunks that may be in flight now: the depth or fewer.
+    most: u32,
     /// Chunks of a step, where there is a fixed order: a step that has begun is finished, and its chunks are accepted in
     /// any order.
     step: Option<u64>,
@@ -115,6 +117,7 @@ impl<L> Ledger<L> {
         assert!(depth > 0, "a depth of 0 admits nothing");
         Self {
             depth,
+            most: depth,
             step: None,
             offered: Offered::Unknown,
             epoch: CacheEpoch::new(0),
@@ -149,6 +152,17 @@ impl<L> Ledger<L> {
         let waits_for_source = self.step.is_some() && has_room && self.wants_offer();
         let is_offered = matches!(self.offered, Offered::Chunk(_));
         is_offered || self.in_flight() > 0 && !waits_for_source
+    }
+
+    /// Admits a chunk only beside fewer than `most`, at least 1 and at most the depth, and forgets what is offered: the source
+    /// is asked again. Says whether it would be admitted.
+    pub(super) fn ask_anew(&mut self, most: u32) -> bool {
+        self.most = most.clamp(1, self.depth);
+        if matches!(self.offered, Offered::Chunk(_)) {
+            self.offered = Offered::Unknown;
+        }
+        let is_lost = self.entries.iter().any(|entry| entry.is_lost);
+        self.wants_offer() && !is_lost && self.in_flight() < self.most
     }
 
     pub(super) fn offer(&mut self, cut: Cut) {
@@ -209,7 +223,7 @@ impl<L> Ledger<L> {
         let Offered::Chunk(cut) = self.offered else {
             return Due::Nothing;
         };
-        if self.in_flight() >= self.depth {
+        if self.in_flight() >= self.most {
             return Due::Nothing;
         }
         let is_first = self.next == ChunkIndex::new(0);

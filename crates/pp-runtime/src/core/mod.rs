@@ -9,21 +9,25 @@
 //! Choices: an action is carried out to its end before the next `poll`, so "doing" needs no
 //! state of its own. Time is no input: nothing here depends on how long anything takes.
 
+mod behind;
 mod closing;
 mod decision;
 mod ending;
 mod layout;
 mod ledger;
+mod live;
 mod order;
 mod poll;
 mod rank;
 mod sends;
 mod state;
 
+pub use behind::Behind;
 pub use decision::{Decision, StageFacts, Ticket, TooMany};
 pub use ending::{EndEvent, Ending};
 pub use layout::{LAP, LocalStage, Membership, ONWARD, Wire, stages_of, way_out};
 pub use ledger::{Counts, Cut, CutShort, Unexpected};
+pub use live::{Late, LiveOptions, LivePolicy, Passed, TooSlow};
 pub use order::{FixedOrder, Order, OrderError, Task, Turn};
 pub use rank::RankCore;
 pub use sends::Sends;

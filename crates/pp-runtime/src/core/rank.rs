@@ -120,7 +120,16 @@ impl<L, C, W> RankCore<L, C, W> {
         self.ledger.as_ref().is_some_and(Ledger::wants_offer)
     }
 
-    /// The source has a chunk ready; the offer stands until it is built.
+    /// Admits a chunk only beside fewer than `most` in flight, at least 1 and at most the depth, and takes back what the source
+    /// has offered: what it offers may have changed. Says whether a chunk would be admitted where a slot is free.
+    ///
+    /// # Panics
+    /// If the source is on another rank.
+    pub fn ask_anew(&mut self, most: u32) -> bool {
+        self.ledger().ask_anew(most)
+    }
+
+    /// The source has a chunk ready; the offer stands until it is built or [taken back](Self::ask_anew).
     pub fn handle_offer(&mut self, cut: Cut) {
         self.ledger().offer(cut);
     }

@@ -1,14 +1,15 @@
 //! Sends and receives the sink's acceptances.
 
-use pp_contract::{ChunkIndex, Fault, Message, Stamp};
+use pp_contract::{ChunkIndex, Fault, FaultKind, Message, Stamp};
 use pp_transport::edge::Edges;
 
 use super::blame::Blame;
 use super::retained::Admitted;
 use super::session::{SOURCE, Session};
 use crate::clock::now_ns;
-use crate::core::ONWARD;
-use crate::stage::Source;
+use crate::core::{ONWARD, Passed};
+use crate::report::ChunkRecord;
+use crate::stage::{Source, StageError, StageResult};
 
 impl<E, S> Session<'_, '_, E, S>
 where
@@ -94,6 +95,8 @@ where
         record.sink_queue = self.run.stages.work.last().map_or(0, |last| last.queued());
         let mut record = std::mem::take(record);
         self.run.clock.place(&mut record);
+        record.late = self.run.live.is_late(record.latency_ns());
+        let keeps_up = self.keeps_up(&record);
         self.run.recorder.push(record);
         if is_stale {
             // The send is not poisoned: its slot is reclaimed when the transfer is done.
@@ -105,6 +108,37 @@ where
                 "a chunk that a hard cut overtook is dropped"
             );
         }
-        Ok(())
+        self.of_stage((SOURCE, None), keeps_up)
+    }
+
+    /// Learns from a chunk that is no longer in flight how to keep up with the source, and tells the user of a job that does not.
+    fn keeps_up(&mut self, record: &ChunkRecord) -> StageResult<()> {
+        let run = &mut *self.run;
+        let frames = (record.frames, record.skipped_frames);
+        if let Some(line) = run
+            .behind
+            .tell(record.accepted_ns, frames, record.behind_ns)
+        {
+            (run.options.say)(line);
+        }
+        if record.dropped {
+            run.live.overtaken(record.accepted_ns);
+            return Ok(());
+        }
+        let ranks = run.leaders.iter();
+        let works = ranks.map(|rank| record.rank_work_ns(&run.options.pipeline, *rank));
+        let works: Vec<u64> = works.collect();
+        let passed = run.live.passed(&Passed {
+            works_ns: &works,
+            read_ns: (record.first_read_ns, record.last_read_ns),
+            build_start_ns: record.build_start_ns,
+            accepted_ns: record.accepted_ns,
+            steps: record.steps,
+            frames,
+        });
+        passed.map_err(|error| {
+            let what = "keep up with the source";
+            StageError::new(FaultKind::Usage, what, error.to_string())
+        })
     }
 }

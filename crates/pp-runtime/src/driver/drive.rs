@@ -183,12 +183,14 @@ where
                 starts_epoch,
                 rebuilds,
             } => {
+                let steps = self.admit();
                 return self.build(Place {
                     chunk,
                     epoch,
                     lap: 0,
                     starts_epoch,
                     rebuilds,
+                    steps,
                 });
             }
             Decision::RunOverlapped { stages } => return self.work_overlapped(stages),

@@ -6,7 +6,7 @@ use pp_contract::Pipeline;
 use pp_transport::edge::Capabilities;
 use pp_transport::flight::FlightRecorder;
 
-use crate::core::Order;
+use crate::core::{LiveOptions, Order};
 
 /// How a rank runs.
 #[derive(Clone, Debug)]
@@ -30,6 +30,10 @@ pub struct RankOptions {
     pub order: Order,
     /// Keeps the latest messages of this rank.
     pub flight: FlightRecorder,
+    /// How the job keeps up with its source; a fixed order keeps up with none.
+    pub live: LiveOptions,
+    /// Says a line to the user: the job falls behind. It must not wait.
+    pub say: fn(String),
 }
 
 impl RankOptions {
@@ -45,6 +49,8 @@ impl RankOptions {
             has_failed: || false,
             order: Order::Streaming,
             flight: FlightRecorder::off(),
+            live: LiveOptions::default(),
+            say: drop,
         }
     }
 

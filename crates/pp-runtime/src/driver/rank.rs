@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use pp_contract::{CallId, ChunkIndex, Fault, FaultKind, Generation, Message, Rank};
+use pp_contract::{CallId, ChunkIndex, Fault, FaultKind, Generation, Message, Rank, StageSpec};
 use pp_transport::backend::End;
 use pp_transport::edge::{Edges, GroupEnd as _};
 use pp_transport::error::TransportError;
@@ -23,7 +23,7 @@ use super::outbox::Outbox;
 use super::retained::Context;
 use super::work::Stages;
 use crate::clock::{Clock, now_ns};
-use crate::core::{Counts, EndEvent, LocalStage, RankCore, stages_of};
+use crate::core::{Behind, Counts, EndEvent, LivePolicy, LocalStage, RankCore, stages_of};
 use crate::report::{Recorder, Restart};
 use crate::stage::Source;
 
@@ -70,6 +70,10 @@ pub struct RankRun<'s, E: Edges, S: Source<E::Tx>> {
     /// Counts the nanoseconds that the driver has waited, in all.
     pub(super) waited_ns: u64,
     pub(super) restarts: Vec<Restart>,
+    /// Lists the ranks that lead stages.
+    pub(super) leaders: Vec<Rank>,
+    pub(super) live: LivePolicy,
+    pub(super) behind: Behind,
 }
 
 impl<'s, E, S> RankRun<'s, E, S>
@@ -106,7 +110,14 @@ where
         if options.keeps() {
             core = core.with_restarts();
         }
+        let stages_of_all = options.pipeline.stages().iter();
+        let mut leaders: Vec<Rank> = stages_of_all.map(StageSpec::leader).collect();
+        leaders.sort_unstable();
+        leaders.dedup();
         Ok(Self {
+            live: LivePolicy::new(options.live, options.depth, leaders.len()),
+            behind: Behind::default(),
+            leaders,
             inbox,
             outbox,
             core,

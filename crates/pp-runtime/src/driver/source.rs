@@ -6,6 +6,7 @@ use pp_transport::edge::Edges;
 use pp_transport::in_flight::{InFlight, Resend as _};
 
 use super::outbox::Left;
+use super::rank::RankRun;
 use super::retained::{Admitted, Context, Kept};
 use super::session::{SOURCE, Session};
 use crate::clock::now_ns;
@@ -40,10 +41,16 @@ where
                 }
             }
         }
-        let offer = match self.run.core.wants_offer() {
-            true => built.and_then(|_| source.poll()),
-            false => built.map(|_| Offer::Later),
+        let source_may_wait = built.is_err() || !self.run.live.drops();
+        let wants_offer = match source_may_wait {
+            true => Ok(self.run.core.wants_offer()),
+            false => drop_late(self.run),
         };
+        let source = self.run.stages.source.as_mut().expect("it is there");
+        let offer = built.and(wants_offer).and_then(|wants| match wants {
+            true => source.poll(),
+            false => Ok(Offer::Later),
+        });
         self.switch.progress().at(Doing::Looking);
         let offer = self.of_stage((SOURCE, chunk), offer)?;
         let core = &mut self.run.core;
@@ -62,6 +69,13 @@ where
                 .or_else(|e| refuse(with_source(&e))),
         };
         self.of_stage((SOURCE, None), taken)
+    }
+
+    /// A chunk is built now. Gives the steps that are asked for.
+    pub(super) fn admit(&mut self) -> Option<u16> {
+        let source = self.run.stages.source.as_ref();
+        let read_ns = source.and_then(Source::oldest_ns);
+        self.run.live.admit(now_ns(), read_ns)
     }
 
     pub(super) fn build(&mut self, place: Place) -> Result<(), Fault> {
@@ -119,6 +133,11 @@ where
             sent_ns: now_ns(),
             source_bytes: bytes,
             source_queue,
+            steps: place.steps,
+            steps_saved: self.run.live.saved(place.steps),
+            skipped_frames: built.skipped_frames,
+            held_back_ns: built.held_ns,
+            behind_ns: built.late_ns,
             in_flight: self.run.core.in_flight() + 1,
             ..ChunkRecord::before(&self.run.options.pipeline)
         };
@@ -211,6 +230,19 @@ where
             ..stamp
         }
     }
+}
+
+/// Lets the source drop what would come out too late, where a chunk would be admitted now. Says whether the source is to be asked
+/// for one. What it offered before counts no more.
+fn drop_late<E: Edges, S: Source<E::Tx>>(run: &mut RankRun<'_, E, S>) -> StageResult<bool> {
+    let now = now_ns();
+    let admits = run.core.ask_anew(run.live.most_in_flight(now));
+    let source = run.stages.source.as_mut();
+    let Some(source) = source.filter(|_| admits && run.outbox.is_free(SOURCE, ONWARD)) else {
+        return Ok(false);
+    };
+    source.drop_late(run.live.drops_before_ns(now))?;
+    Ok(!run.live.holds(now, source.oldest_ns()))
 }
 
 /// Lets the source build a chunk.

@@ -97,6 +97,18 @@ pub struct Measures {
     pub added_latency_p99_ms: Option<f64>,
     /// The longest.
     pub added_latency_max_ms: Option<f64>,
+    /// Chunks of the whole run that took longer than the job may take.
+    pub late: u64,
+    /// Frames of the whole run that were dropped because they came too fast.
+    pub skipped_frames: u64,
+    /// Denoising steps of the whole run that were saved to keep up.
+    pub steps_saved: u64,
+    /// How long the reader was held back in the whole run before it could hand chunks on.
+    pub held_back_ms: f64,
+    /// By how much the last chunk was later than the rate that the source names.
+    pub behind_ms: f64,
+    /// The most of it in the whole run.
+    pub behind_max_ms: f64,
     /// Most chunks in flight at once, each from its admission until it was accepted.
     pub max_in_flight: u32,
     /// Mean length of the source queue.

@@ -29,6 +29,18 @@ pub struct Totals {
     pub first_build_ns: u64,
     /// When the latest chunk was accepted; 0 when none was.
     pub last_accepted_ns: u64,
+    /// Frames that were dropped because they came too fast.
+    pub skipped_frames: u64,
+    /// Chunks that took longer than the job may take.
+    pub late: u64,
+    /// Denoising steps that were saved to keep up.
+    pub steps_saved: u64,
+    /// How long the reader was held back before it could hand chunks on.
+    pub held_back_ns: u64,
+    /// By how much the latest chunk was later than the rate that the source names.
+    pub behind_ns: u64,
+    /// The most of it.
+    pub behind_max_ns: u64,
 }
 
 /// The latest [`RING_RECORDS`] chunks of a run, and the totals of all.
@@ -77,6 +89,12 @@ impl Recorder {
         }
         totals.source_bytes = totals.source_bytes.saturating_add(record.source_bytes);
         totals.max_in_flight = totals.max_in_flight.max(record.in_flight);
+        totals.skipped_frames += u64::from(record.skipped_frames);
+        totals.late += u64::from(record.late);
+        totals.steps_saved += u64::from(record.steps_saved);
+        totals.held_back_ns = totals.held_back_ns.saturating_add(record.held_back_ns);
+        totals.behind_ns = record.behind_ns.unwrap_or(0);
+        totals.behind_max_ns = totals.behind_max_ns.max(totals.behind_ns);
 
         self.ring[place] = record;
     }
@@ -114,6 +132,11 @@ mod tests {
             build_start_ns: 100 + chunk_index,
             accepted_ns: 1_000 + chunk_index,
             dropped: chunk_index == 1,
+            skipped_frames: 2,
+            late: chunk_index == 2,
+            steps_saved: 3,
+            held_back_ns: 7,
+            behind_ns: Some(if chunk_index == 3 { 9 } else { chunk_index }),
             ..ChunkRecord::default()
         }
     }
@@ -151,6 +174,12 @@ mod tests {
                 max_in_flight: 3,
                 first_build_ns: 100,
                 last_accepted_ns: 1_004,
+                skipped_frames: 10,
+                late: 1,
+                steps_saved: 15,
+                held_back_ns: 35,
+                behind_ns: 4,
+                behind_max_ns: 9,
             }
         );
     }

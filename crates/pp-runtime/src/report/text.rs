@@ -28,7 +28,8 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
             out,
             "             too few chunks for periods and overlap; smaller chunks or a longer video give more"
         )?;
-        return write_latency(out, m);
+        write_latency(out, m)?;
+        return write_late(out, m);
     }
     writeln!(
         out,
@@ -62,6 +63,7 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
         writeln!(out, "             {missing}")?;
     }
     write_latency(out, m)?;
+    write_late(out, m)?;
     writeln!(
         out,
         "pipeline     {}in flight at most {}, queues source {:.1} (max {}) sink {:.1} (max {})",
@@ -130,6 +132,30 @@ fn write_latency(out: &mut impl Write, m: &Measures) -> io::Result<()> {
         Some(_) => writeln!(out, "latency      {}", Latency(m)),
         None => Ok(()),
     }
+}
+
+/// How well the job kept up, if it had to do something for that or did not.
+fn write_late(out: &mut impl Write, m: &Measures) -> io::Result<()> {
+    let is_behind = m.behind_max_ms >= 100.0;
+    if m.late + m.skipped_frames + m.steps_saved == 0 && !is_behind {
+        return Ok(());
+    }
+    write!(
+        out,
+        "late         {}, {} dropped, {} saved, reader held back for {}",
+        Count(m.late, "chunk"),
+        Count(m.skipped_frames, "frame"),
+        Count(m.steps_saved, "step"),
+        Millis(Some(m.held_back_ms)),
+    )?;
+    if is_behind {
+        let (last, most) = (Millis(Some(m.behind_ms)), Millis(Some(m.behind_max_ms)));
+        write!(
+            out,
+            ", behind the rate of the source by {most} at most, {last} at the end"
+        )?;
+    }
+    writeln!(out)
 }
 
 /// Median and mean of the period, and whether they are far apart.
@@ -277,6 +303,18 @@ mod tests {
              latency      first frame in to chunk out 98.40 ms (p99 149 ms, worst 160 ms), of it after its last frame 25.10 ms (p99 29.00 ms, worst 125 ms)\n\
              pipeline     phase_b idle 12.3 µs a chunk (0.1 %), in flight at most 4, queues source 3.5 (max 4) sink 0.0 (max 0)\n"
         );
+
+        m = Measures {
+            late: 3,
+            skipped_frames: 1,
+            held_back_ms: 20.0,
+            behind_ms: 150.0,
+            behind_max_ms: 250.0,
+            ..m
+        };
+        let late = "\nlate         3 chunks, 1 frame dropped, 0 steps saved, reader held back for 20.00 ms, behind the rate of \
+                    the source by 250 ms at most, 150 ms at the end\n";
+        assert!(text(&m).contains(late), "{}", text(&m));
 
         m.period_mean_ms = Some(25.0);
         (m.efficiency, m.efficiency_why_null) = (None, Some(WhyNull::Bursts));

@@ -9,6 +9,7 @@
 //! the others again, as `pp_job` has it. A rank that hears that the source needs no other leaves instead.
 
 mod fixed;
+mod live;
 mod world;
 
 use std::collections::HashSet;

@@ -1,6 +1,7 @@
 //! The driver over the host backend, all ranks in one process: what goes in comes out, once, in order.
 
 mod fixed;
+mod live;
 mod stages;
 
 use std::sync::Mutex;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use pp_contract::{Fault, FaultKind, Pipeline, Rank};
-use pp_runtime::core::Cut;
+use pp_runtime::core::{Cut, LiveOptions};
 use pp_runtime::driver::{BoxedStage, Stages, Summary};
 use pp_runtime::stage::{
     Built, Chunk, Done, GroupStage, Offer, Place, Progress, Sink, Source, Stage, StageError,
@@ -59,6 +59,7 @@ pub(crate) struct Play {
     pub(crate) cuts: Vec<Cut>,
     /// The stages only give work to a device.
     pub(crate) on_devices: bool,
+    pub(crate) live: LiveOptions,
     /// The source says when the frames of a chunk were read: chunk `n` from `n` to `n + 1` ns.
     pub(crate) tells_reads: bool,
     /// The first stage fails at this chunk.
@@ -151,7 +152,6 @@ impl Source<TxLease> for Counting<'_> {
 
     fn poll(&mut self) -> StageResult<Offer> {
         let cut = self.play.cuts.get(self.offered).copied();
-        self.offered += 1;
         Ok(cut.map_or(Offer::End, Offer::Chunk))
     }
 
@@ -166,6 +166,7 @@ impl Source<TxLease> for Counting<'_> {
 
     fn build(&mut self, place: Place, slot: &mut TxLease) -> StageResult<Built<Toy, Self::Carry>> {
         let chunk = place.chunk.get();
+        self.offered += 1;
         // Every third chunk is shorter, every seventh empty.
         let bytes = match chunk {
             n if n % 7 == 3 => 0,
@@ -404,6 +405,7 @@ pub(crate) fn run(
 ) -> Ends {
     let mut options = options(pipeline, depth);
     options.capabilities.completions_ring = !play.on_devices;
+    options.live = play.live;
     let seen = Mutex::new(Seen::default());
     let pipeline = &options.pipeline;
     let (led, hears) = mpsc::channel();
