@@ -21,6 +21,8 @@ pub struct Header {
     height: u32,
     chroma: Chroma,
     is_interlaced: bool,
+    /// Frames, in so many seconds.
+    rate: Option<(u32, u32)>,
 }
 
 impl Header {
@@ -84,7 +86,7 @@ impl Header {
         }
         let (mut width, mut height) = (None, None);
         let mut chroma = Chroma::C420;
-        let mut is_interlaced = false;
+        let (mut is_interlaced, mut rate) = (false, None);
         for word in words {
             let mut rest = word.chars();
             let tag = rest.next();
@@ -94,6 +96,7 @@ impl Header {
                 Some('H') => height = Some(side("height", value)?),
                 Some('C') => chroma = colour_space(value)?,
                 Some('I') => is_interlaced = interlacing(value)?,
+                Some('F') => rate = known_rate(value),
                 _ => {}
             }
         }
@@ -103,6 +106,7 @@ impl Header {
             height: height.ok_or_else(|| HeaderFault::Malformed("no height (H)".into()))?,
             chroma,
             is_interlaced,
+            rate,
         })
     }
 
@@ -128,6 +132,14 @@ impl Header {
     #[must_use]
     pub fn is_interlaced(&self) -> bool {
         self.is_interlaced
+    }
+
+    /// Gives the nanoseconds from frame 0 to frame `number` at the rate of the header; none where it says no rate.
+    #[must_use]
+    pub fn due_ns(&self, number: u64) -> Option<u64> {
+        let (frames, seconds) = self.rate?;
+        let ns = u128::from(number) * u128::from(seconds) * 1_000_000_000 / u128::from(frames);
+        Some(ns.try_into().unwrap_or(u64::MAX))
     }
 
     /// Gives the header as it came, without its newline.
@@ -159,12 +171,19 @@ fn tag_of(chroma: Chroma) -> &'static str {
 
 /// So many times the rate of this word, such as `F30000:1001`. One that cannot be read stays as it is.
 fn rate(word: &str, times: u32) -> String {
-    let number = |text: &str| text.parse::<u32>().ok();
-    let raised = word[1..].split_once(':').and_then(|(frames, seconds)| {
-        let (frames, seconds) = (number(frames)?.checked_mul(times)?, number(seconds)?);
-        Some(format!("F{frames}:{seconds}"))
-    });
+    let raised = two_numbers(&word[1..])
+        .and_then(|(frames, seconds)| Some(format!("F{}:{seconds}", frames.checked_mul(times)?)));
     raised.unwrap_or_else(|| word.to_owned())
+}
+
+/// The rate of a value such as `30000:1001`; none of `0:0`, which says that it is not known.
+fn known_rate(value: &str) -> Option<(u32, u32)> {
+    two_numbers(value).filter(|(frames, seconds)| *frames > 0 && *seconds > 0)
+}
+
+fn two_numbers(value: &str) -> Option<(u32, u32)> {
+    let (first, second) = value.split_once(':')?;
+    Some((first.parse().ok()?, second.parse().ok()?))
 }
 
 fn side(name: &str, value: &str) -> Result<u32, HeaderFault> {
@@ -232,6 +251,20 @@ mod tests {
         ] {
             let header = Header::parse(format!("YUV4MPEG2 W2 H2 {tag}").as_bytes()).unwrap();
             assert_eq!(header.chroma(), chroma, "{tag}");
+        }
+    }
+
+    #[test]
+    fn a_frame_is_due_at_the_rate_of_the_header() {
+        let due = |rate: &str, number| {
+            let line = format!("YUV4MPEG2 W2 H2 {rate}");
+            Header::parse(line.as_bytes()).unwrap().due_ns(number)
+        };
+        assert_eq!(due("F25:1", 3), Some(120_000_000));
+        assert_eq!(due("F30000:1001", 30_000), Some(1_001_000_000_000));
+        assert_eq!(due("F1:4294967295", u64::MAX), Some(u64::MAX));
+        for unknown in ["", "F0:0", "F25:0", "F0:1", "F25", "F-1:2"] {
+            assert_eq!(due(unknown, 3), None, "{unknown}");
         }
     }
 

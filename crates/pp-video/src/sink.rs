@@ -27,8 +27,8 @@ use pp_job::output::{OutputError, StagedFile, kept_name};
 /// Threads from which on filling a file in memory is faster than writing it.
 const THREADS_THAT_PAY: usize = 4;
 
-/// Whole frames with their parameters.
-type Batch = (Buffer, Params);
+/// Whole frames with their parameters, and how many frames are repeated before them.
+type Batch = (Buffer, Params, u64);
 
 /// An output that is kept also where it is not committed, under [`pp_job::output::kept_name`].
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +48,8 @@ pub struct SinkOptions {
     pub threads: usize,
     /// Keep what was written.
     pub keep: Option<Keep>,
+    /// Frames may be repeated: one thread writes then, and keeps the last frames.
+    pub repeats: bool,
 }
 
 /// The driver's end of the writing threads.
@@ -102,6 +104,8 @@ impl Sink {
             header: header.clone(),
             spare: spare_in,
             frames: 0,
+            last: None,
+            repeats: options.repeats,
         };
         let thread = thread::Builder::new().name("sink".into());
         let started = thread.spawn(move || {
@@ -135,15 +139,16 @@ impl Sink {
         self.spare.try_recv().unwrap_or_default()
     }
 
-    /// Queues whole frames. Waits while the queue is full; [`Sink::has_room_beside`] says whether it would.
+    /// Queues whole frames. Waits while the queue is full; [`Sink::has_room_beside`] says whether it would. With
+    /// [`SinkOptions::repeats`] the frame before them is written `again` times more first; before all others, their first one.
     ///
     /// # Errors
     /// An earlier write failed. Handed over once; what is pushed afterwards goes nowhere.
-    pub fn push(&mut self, frames: Buffer, params: Params) -> Result<(), OutputError> {
+    pub fn push(&mut self, frames: Buffer, params: Params, again: u64) -> Result<(), OutputError> {
         match self
             .queue
             .as_ref()
-            .map(|queue| queue.send((frames, params)))
+            .map(|queue| queue.send((frames, params, again)))
         {
             Some(Err(_)) => self.result().map(|_| ()),
             _ => Ok(()),
@@ -199,6 +204,9 @@ struct Writer {
     header: Header,
     spare: Sender<Buffer>,
     frames: u64,
+    /// The frames written last, where frames may be repeated.
+    last: Option<Buffer>,
+    repeats: bool,
 }
 
 impl Writer {
@@ -211,19 +219,34 @@ impl Writer {
             write_header(&mut self.file, &self.header)?;
         }
         let in_memory = self.file.in_memory().map(File::try_clone);
-        match in_memory.filter(|_| threads >= THREADS_THAT_PAY) {
+        match in_memory.filter(|_| threads >= THREADS_THAT_PAY && !self.repeats) {
             Some(file) => self.fill_in(&file?, batches, threads),
             None => self.write_in_turn(batches),
         }
     }
 
     fn write_in_turn(&mut self, batches: impl Iterator<Item = Batch>) -> io::Result<()> {
-        for (buffer, params) in batches {
+        for (buffer, params, again) in batches {
+            if self.repeats {
+                let bytes = self.header.frame_bytes();
+                let frame = match &self.last {
+                    Some(last) => &last[last.len() - bytes..],
+                    None => &buffer[..bytes],
+                };
+                let plain = Params::new();
+                let frame = frames(&self.header, frame, &plain);
+                (0..again).try_for_each(|_| frame.write(&mut self.file))?;
+                self.frames += again;
+            }
             let frames = frames(&self.header, &buffer, &params);
             frames.write(&mut self.file)?;
             self.frames += frames.count();
+            let done = match self.repeats {
+                true => self.last.replace(buffer),
+                false => Some(buffer),
+            };
             // Full: then it is freed.
-            let _ = self.spare.try_send(buffer);
+            let _ = done.map(|buffer| self.spare.try_send(buffer));
         }
         self.file.flush()
     }
@@ -237,7 +260,7 @@ impl Writer {
     ) -> io::Result<()> {
         let (header, spare) = (self.header.clone(), self.spare.clone());
         let fill = |to_do: Receiver<(u64, Batch)>| {
-            for (at, (buffer, params)) in to_do {
+            for (at, (buffer, params, _)) in to_do {
                 let frames = frames(&header, &buffer, &params);
                 let mut options = MmapOptions::new();
                 options.offset(at).len(frames.file_bytes() as usize);
@@ -261,12 +284,12 @@ impl Writer {
             let filling: Vec<_> = (0..threads).map(start).collect::<io::Result<_>>()?;
             drop(to_do);
             let mut reserved = Ok(());
-            for (buffer, params) in batches {
+            for (buffer, params, _) in batches {
                 let frames = frames(&self.header, &buffer, &params);
                 let (count, bytes) = (frames.count(), frames.file_bytes());
                 reserved = self.file.extend(bytes).and_then(|at| {
                     self.frames += count;
-                    let job = (at, (buffer, params));
+                    let job = (at, (buffer, params, 0));
                     jobs.send(job).map_err(|_| io::ErrorKind::Other.into())
                 });
                 // A thread ends early only when it has failed.
@@ -284,9 +307,9 @@ impl Writer {
     }
 }
 
-fn frames<'a>(header: &Header, buffer: &'a Buffer, params: &'a Params) -> Frames<'a> {
+fn frames<'a>(header: &Header, bytes: &'a [u8], params: &'a Params) -> Frames<'a> {
     Frames {
-        bytes: buffer,
+        bytes,
         frame_bytes: header.frame_bytes(),
         params,
     }

@@ -7,20 +7,29 @@
 //! One thread decides where chunks begin. A pipe it reads itself. Of a file other threads read whole chunks ahead of it
 //! (`ahead`), as long as frames follow each other without parameters: from the first that does not, this thread reads
 //! on, so that an end, a break and a parameter are seen in one place.
+//!
+//! With [`Late::Drop`] that thread waits for nobody: where the queue is full, the oldest chunk in it makes room, so that a
+//! frame's stamp is its arrival. Cuts are looked for in all frames, and the driver's end finds out from the numbers of the
+//! frames what is missing.
 
 mod ahead;
 mod chunk;
+mod hand;
 mod skipping;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use std::{io, thread};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use pp_runtime::clock::now_ns;
+use pp_runtime::core::Late;
 
 use self::ahead::Ahead;
 use self::chunk::Intake;
 pub use self::chunk::{Chunk, Skip, SourceOptions};
+use self::hand::{Closed, Hand, Next};
 use self::skipping::Skipping;
 use super::InputError;
 use super::buffer::Buffer;
@@ -42,20 +51,35 @@ pub enum Polled {
     End,
 }
 
-/// What the reading threads say, in the order of the input.
-type Next = Result<Option<Chunk>, InputError>;
-
 /// The driver's end of the reading threads.
 ///
 /// # If dropped
 /// The threads end at their next chunk. The drop does not wait for them: a pipe may never give another byte.
 #[derive(Debug)]
 pub struct Source {
-    /// `None` is the end: without it, the thread has died.
     ready: Receiver<Next>,
+    /// Was taken out of the queue already.
+    behind: Option<Next>,
     spare: Sender<Chunk>,
     /// Keeps what was recycled when everything has been read: to free it takes time.
     _kept: Receiver<Chunk>,
+    /// Chunks that made room in the queue, and how many of them were known when the last one was taken.
+    lost: (Arc<AtomicU64>, u64),
+    /// How many more may be taken.
+    left: Option<u64>,
+    /// What lies before the next frame.
+    before: Before,
+}
+
+/// What was taken so far.
+#[derive(Debug, Default)]
+struct Before {
+    /// The next frame, if none is missing.
+    next_frame: u64,
+    cuts: u64,
+    /// Frames that were dropped since the last chunk that was kept, and whether there is a cut among them.
+    skipped: u64,
+    cut: bool,
 }
 
 impl Source {
@@ -81,12 +105,14 @@ impl Source {
             let _ = spare.try_send(chunk);
         }
         let header = reader.header.clone();
+        let (left, drops) = (options.chunks, options.late == Late::Drop);
+        let is_live = drops || options.pace;
         let intake = Arc::new(Intake { header, options });
-        let ahead = match reader.plain_frames() {
+        let ahead = match reader.plain_frames().filter(|_| !is_live) {
             Some(frames) => Some(Ahead::start(frames, &intake)?),
             None => None,
         };
-        let kept = spare_out.clone();
+        let (kept, lost) = (spare_out.clone(), Arc::default());
         let work = Work {
             reader,
             intake,
@@ -95,22 +121,28 @@ impl Source {
             detector: CutDetector::default(),
             begins_at_cut: false,
             next_frame: 0,
+            start_ns: None,
+        };
+        let hand = Hand {
+            ready: ready_in,
+            oldest: drops.then(|| ready.clone()),
+            spare: spare.clone(),
+            lost: Arc::clone(&lost),
+            wake,
+            cuts: 0,
+            held_ns: 0,
         };
         thread::Builder::new()
             .name("source".into())
-            .spawn(move || {
-                if work.run(ahead, &ready_in, &wake) {
-                    // Without a receiver the driver has ended.
-                    let _ = ready_in.send(Ok(None));
-                }
-                // The end must be visible before the driver is told to look.
-                drop(ready_in);
-                wake();
-            })?;
+            .spawn(move || work.run(ahead, hand))?;
         Ok(Self {
             ready,
+            behind: None,
             spare,
             _kept: kept,
+            lost: (lost, 0),
+            left,
+            before: Before::default(),
         })
     }
 
@@ -118,17 +150,88 @@ impl Source {
     ///
     /// # Errors
     /// The input broke behind the last chunk, or the reading thread is gone. Nothing comes after it.
-    pub fn poll(&self) -> Result<Polled, InputError> {
-        match self.ready.try_recv() {
-            Ok(next) => Ok(next?.map_or(Polled::End, Polled::Ready)),
+    pub fn poll(&mut self) -> Result<Polled, InputError> {
+        if self.left == Some(0) {
+            return Ok(Polled::End);
+        }
+        self.lost.1 = self.lost.0.load(Ordering::Acquire);
+        match self.next() {
+            Ok(Ok(Some(chunk))) => Ok(Polled::Ready(self.taken(chunk))),
+            Ok(Ok(None)) => {
+                self.behind = Some(Ok(None));
+                Ok(Polled::End)
+            }
+            Ok(Err(error)) => Err(error),
             Err(TryRecvError::Empty) => Ok(Polled::Later),
             Err(TryRecvError::Disconnected) => Err(InputError::ReaderDied),
         }
     }
 
+    /// Drops a chunk that was taken last and is not used: the next one says that its frames are missing, and has its cut.
+    pub fn skip(&mut self, chunk: Chunk) {
+        self.left = self.left.map(|left| left + 1);
+        self.before.skipped = chunk.skipped + chunk.frames as u64;
+        self.before.cut = chunk.cut;
+        self.recycle(chunk);
+    }
+
+    /// Skips the chunk that was taken last, where its first frame was there before this time and another chunk waits, which
+    /// takes its place; false where it stays.
+    pub fn drop_late(&mut self, chunk: &mut Chunk, before_ns: u64) -> bool {
+        chunk.read_ns.0 < before_ns && self.replace(chunk, |_, _| true)
+    }
+
+    /// Where chunks made room since this one was taken, lets the oldest that waits take its place, if `may` says so of both:
+    /// it is not to be the younger ones that are lost.
+    pub fn catch_up(&mut self, chunk: &mut Chunk, may: impl FnOnce(&Chunk, &Chunk) -> bool) {
+        let lost = self.lost.0.load(Ordering::Acquire);
+        if std::mem::replace(&mut self.lost.1, lost) != lost {
+            let is_next = |old: &Chunk, new: &Chunk| old.end() == new.first_frame;
+            self.replace(chunk, |old, new| !is_next(old, new) && may(old, new));
+        }
+    }
+
+    fn replace(&mut self, chunk: &mut Chunk, may: impl FnOnce(&Chunk, &Chunk) -> bool) -> bool {
+        let mut next = match self.next() {
+            Ok(Ok(Some(next))) => next,
+            Ok(other) => {
+                self.behind = Some(other);
+                return false;
+            }
+            // A thread that has died is found by the next poll.
+            Err(_) => return false,
+        };
+        next.cut = chunk.cut || next.cuts > chunk.cuts;
+        next.skipped = chunk.skipped + next.first_frame.saturating_sub(chunk.first_frame);
+        if !may(chunk, &next) {
+            self.behind = Some(Ok(Some(next)));
+            return false;
+        }
+        self.skip(std::mem::take(chunk));
+        *chunk = self.taken(next);
+        true
+    }
+
+    /// What waits next.
+    fn next(&mut self) -> Result<Next, TryRecvError> {
+        self.behind.take().map_or_else(|| self.ready.try_recv(), Ok)
+    }
+
+    /// Notes what lies between the chunk and the one before.
+    fn taken(&mut self, mut chunk: Chunk) -> Chunk {
+        let before = std::mem::take(&mut self.before);
+        let missing = chunk.first_frame.saturating_sub(before.next_frame);
+        chunk.skipped = before.skipped + missing;
+        chunk.cut = before.cut || chunk.cuts > before.cuts;
+        self.before.next_frame = chunk.end();
+        self.before.cuts = chunk.cuts;
+        self.left = self.left.map(|left| left - 1);
+        chunk
+    }
+
     /// Counts the chunks that are ready.
     pub fn queued(&self) -> usize {
-        self.ready.len()
+        self.ready.len() + usize::from(matches!(self.behind, Some(Ok(Some(_)))))
     }
 
     /// Gives the buffers of a chunk back for reuse; a device may still read them.
@@ -149,26 +252,20 @@ struct Work {
     /// The next frame was looked at already, and there is a cut before it.
     begins_at_cut: bool,
     next_frame: u64,
+    /// When the first frame was there.
+    start_ns: Option<u64>,
 }
 
-/// The driver is gone.
-struct Closed;
-
 impl Work {
-    /// Reads to the end; false when it did not get there.
-    fn run(mut self, ahead: Option<Ahead>, ready: &Sender<Next>, wake: &impl Fn()) -> bool {
+    /// Reads to the end.
+    fn run<W: Fn()>(mut self, ahead: Option<Ahead>, mut hand: Hand<W>) {
         let skip = self.intake.options.skip;
         let mut skipping = Skipping::new(skip);
         let done = self.done.clone();
-        let hand_on = |chunk| {
-            ready.send(Ok(Some(chunk))).map_err(|_| Closed)?;
-            wake();
-            Ok(())
-        };
         let mut give = |chunk| {
             let recycle = |chunk| drop(done.try_send(chunk));
             let mut given = skipping.take(chunk, recycle).into_iter();
-            given.try_for_each(hand_on)
+            given.try_for_each(|chunk| hand.give(chunk))
         };
         let read = match ahead {
             Some(mut ahead) => {
@@ -182,23 +279,13 @@ impl Work {
         let read = read.and_then(|behind| self.read_on(behind, &mut give));
         let last = match (&read, skipping.end()) {
             (Err(Closed), _) | (Ok(Err(_)), Err(_)) => Ok(()),
-            (Ok(_), Ok(given)) => given.into_iter().try_for_each(hand_on),
+            (Ok(_), Ok(given)) => given.into_iter().try_for_each(|chunk| hand.give(chunk)),
             (Ok(Ok(())), Err(frames)) => {
                 let (name, skip) = (self.reader.name.clone(), skip.frames);
-                let error = InputError::Skipped { name, frames, skip };
-                // Without a receiver the driver has ended.
-                let _ = ready.send(Err(error));
-                return false;
+                return hand.end(Ok(Err(InputError::Skipped { name, frames, skip })));
             }
         };
-        match last.and(read) {
-            Ok(Ok(())) => true,
-            Ok(Err(error)) => {
-                let _ = ready.send(Err(error));
-                false
-            }
-            Err(Closed) => false,
-        }
+        hand.end(last.and(read));
     }
 
     /// Gives whole chunks of plain frames, which other threads read, up to the first that is not.
@@ -277,8 +364,9 @@ impl Work {
     }
 
     fn wants(&self, index: u64) -> bool {
-        let chunks = self.intake.options.chunks;
-        chunks.is_none_or(|limit| index < limit)
+        let SourceOptions { chunks, late, .. } = self.intake.options;
+        // Of those that are read some are dropped.
+        chunks.is_none_or(|limit| late == Late::Drop || index < limit)
     }
 
     /// Reads until the chunk is full, the input ends, or a cut belongs to the next chunk. `begun` is a chunk that already
@@ -292,7 +380,7 @@ impl Work {
                 Ok(false) => return (chunk, ChunkEnd::Input),
                 Err(error) => return (chunk, ChunkEnd::Broken(error)),
             }
-            let read_ns = now_ns();
+            let read_ns = self.there_ns();
             let grid = self.intake.grid(&mut chunk);
             let cut = self.is_cut(grid);
             if cut && k > 0 {
@@ -306,6 +394,19 @@ impl Work {
             self.take_in(&mut chunk, read_ns);
         }
         (chunk, ChunkEnd::Full)
+    }
+
+    /// When the frame that was just read was there. With `pace` it is not there before its time: this waits for that.
+    fn there_ns(&mut self) -> u64 {
+        let now = now_ns();
+        let start_ns = *self.start_ns.get_or_insert(now);
+        let Intake { header, options } = &*self.intake;
+        let due_ns = header.due_ns(self.next_frame).filter(|_| options.pace);
+        let Some(due_ns) = due_ns.map(|due_ns| start_ns.saturating_add(due_ns)) else {
+            return now;
+        };
+        thread::sleep(Duration::from_nanos(due_ns.saturating_sub(now)));
+        due_ns
     }
 
     /// Says whether there is a cut before the next frame, which has this grid.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crossbeam_channel::bounded;
 use pp_command::print_result;
+use pp_runtime::core::Late;
 use pp_video::buffer::Buffer;
 use pp_video::header::Header;
 use pp_video::sink::{Sink, SinkOptions};
@@ -109,6 +110,8 @@ fn read(args: &VideoArgs) -> Result<Read, Error> {
         scene_cuts: true,
         queue: QUEUE,
         threads: io_threads(),
+        late: Late::Block,
+        pace: false,
     };
     let (ring, rung) = bounded(1);
     let chunk = vec![0; args.frames_per_chunk as usize * header.frame_bytes()];
@@ -119,10 +122,10 @@ fn read(args: &VideoArgs) -> Result<Read, Error> {
         // Full: the look that it asks for is still to come.
         let _ = ring.try_send(());
     };
-    let source = Source::start(reader, options, buffers, wake)
+    let mut source = Source::start(reader, options, buffers, wake)
         .map_err(|e| anyhow::Error::new(e).context("cannot start the reading threads"))?;
     let (mut frames, mut sample) = (0, Vec::new());
-    while let Some(chunk) = next(&source, &rung)? {
+    while let Some(chunk) = next(&mut source, &rung)? {
         frames += chunk.frames as u64;
         if sample.len() < chunk.data().len() {
             sample = chunk.data().to_vec();
@@ -138,7 +141,7 @@ fn read(args: &VideoArgs) -> Result<Read, Error> {
 }
 
 fn next(
-    source: &Source,
+    source: &mut Source,
     rung: &crossbeam_channel::Receiver<()>,
 ) -> Result<Option<Chunk>, InputError> {
     loop {
@@ -160,6 +163,7 @@ fn write(args: &VideoArgs, target: &Path, read: &Read) -> Result<f64, Error> {
         queue: QUEUE,
         threads: io_threads(),
         keep: None,
+        repeats: false,
     };
     let buffers = (0..QUEUE + 2 + 2 * io_threads()).map(|_| touched(sample));
     let buffers = buffers.collect();
@@ -170,7 +174,7 @@ fn write(args: &VideoArgs, target: &Path, read: &Read) -> Result<f64, Error> {
         let frames = left.min(u64::from(args.frames_per_chunk));
         let mut buffer = sink.buffer();
         buffer.resize(frames as usize * header.frame_bytes());
-        sink.push(buffer, Vec::new())?;
+        sink.push(buffer, Vec::new(), 0)?;
         left -= frames;
     }
     sink.commit()?;

@@ -15,6 +15,7 @@ fn options(queue: usize) -> SinkOptions {
         queue,
         threads: 1,
         keep: None,
+        repeats: false,
     }
 }
 
@@ -31,11 +32,43 @@ fn frames(count: usize, value: u8) -> Buffer {
 
 fn push_until_error(sink: &mut Sink) -> OutputError {
     loop {
-        match sink.push(frames(8, 1), Params::new()) {
+        match sink.push(frames(8, 1), Params::new(), 0) {
             Ok(()) => {}
             Err(error) => return error,
         }
     }
+}
+
+#[test]
+fn frames_are_repeated_where_others_are_missing() {
+    let scratch = Folder::scratch();
+    let path = scratch.file("out.y4m");
+    let options = SinkOptions {
+        threads: THREADS_THAT_PAY,
+        repeats: true,
+        ..options(2)
+    };
+    let mut sink = Sink::open(&path, &header(), options, Vec::new(), || {}).unwrap();
+    let two = [&frames(1, 2)[..], &frames(1, 3)].concat();
+    let mut batch = frames(2, 0);
+    batch.copy_from_slice(&two);
+    sink.push(batch, vec![(1, b" Xa".to_vec())], 2).unwrap();
+    sink.push(frames(1, 4), Params::new(), 3).unwrap();
+    assert_eq!(sink.commit().unwrap(), 8);
+    assert_eq!(first_bytes(&path), [2, 2, 2, 3, 3, 3, 3, 4]);
+    let bytes = fs::read(&path).unwrap();
+    let with_params = bytes.windows(9).filter(|at| at == b"FRAME Xa\n");
+    assert_eq!(with_params.count(), 1, "a repeated frame has none");
+}
+
+/// The first byte of each frame.
+fn first_bytes(path: &Path) -> Vec<u8> {
+    let mut reader = Reader::open(path).unwrap();
+    let (mut frame, mut values) = (frames(1, 0), Vec::new());
+    while reader.read_frame(&mut frame).unwrap() {
+        values.push(frame[0]);
+    }
+    values
 }
 
 #[test]
@@ -44,7 +77,7 @@ fn frames_are_written_in_order_and_counted() {
     let path = scratch.file("out.y4m");
     let mut sink = open(&path, 2);
     for (count, value) in [(4, 1), (4, 2), (1, 3)] {
-        sink.push(frames(count, value), Params::new()).unwrap();
+        sink.push(frames(count, value), Params::new(), 0).unwrap();
     }
     assert!(!path.exists());
     assert_eq!(sink.commit().unwrap(), 9);
@@ -65,7 +98,7 @@ fn frames_are_written_in_order_and_counted() {
 fn a_sink_dropped_before_its_commit_leaves_no_file() {
     let scratch = Folder::scratch();
     let mut sink = open(&scratch.file("out.y4m"), 2);
-    sink.push(frames(4, 1), Params::new()).unwrap();
+    sink.push(frames(4, 1), Params::new(), 0).unwrap();
     drop(sink);
     assert!(scratch.names().is_empty());
 }
@@ -88,7 +121,7 @@ fn a_slow_reader_fills_the_queue_and_a_wake_says_when_there_is_room() {
     // The test does not read yet: the pipe fills up, then the queue.
     let mut pushed = 0;
     while sink.queued() < 2 {
-        sink.push(frames(200, 7), Params::new()).unwrap();
+        sink.push(frames(200, 7), Params::new(), 0).unwrap();
         pushed += 200;
     }
     while woken.try_recv().is_ok() {}
@@ -118,7 +151,7 @@ fn buffers_come_back() {
         let mut buffer = sink.buffer();
         fresh += u32::from(buffer.is_empty());
         buffer.resize(header().frame_bytes());
-        sink.push(buffer, Params::new()).unwrap();
+        sink.push(buffer, Params::new(), 0).unwrap();
     }
     // One in the queue, one being written, one here.
     assert!(fresh <= 3, "{fresh} new buffers");
@@ -134,7 +167,7 @@ fn a_full_disk_is_named_and_leaves_nothing() {
         "{message}"
     );
     // The error was handed over; what follows goes nowhere.
-    sink.push(frames(1, 1), Params::new()).unwrap();
+    sink.push(frames(1, 1), Params::new(), 0).unwrap();
 
     let sink = open(Path::new("/dev/full"), 2);
     assert!(
@@ -184,6 +217,8 @@ fn writer(file: StagedFile) -> Writer {
         header: header(),
         spare: bounded(1).0,
         frames: 0,
+        last: None,
+        repeats: false,
     }
 }
 
@@ -193,7 +228,7 @@ fn a_file_in_memory_is_the_same_film_whether_one_thread_writes_it_or_several() {
         (0..40).map(|n| {
             let params = vec![(0, b" Xkey=1".to_vec())];
             let params = if n % 7 == 0 { params } else { Params::new() };
-            (frames(1 + n % 3, n as u8), params)
+            (frames(1 + n % 3, n as u8), params, 0)
         })
     };
     let film = |threads| {
@@ -222,7 +257,7 @@ fn a_file_in_memory_that_cannot_grow_is_an_error() {
         if n == 20 {
             rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::GROW).unwrap();
         }
-        (frames(1, 1), Params::new())
+        (frames(1, 1), Params::new(), 0)
     });
     let error = writer.write_all(batches, THREADS_THAT_PAY).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
@@ -269,7 +304,7 @@ fn a_failure_behind_a_full_queue_is_seen_by_who_waits_for_room() {
     drop(write_end);
     // Far more than a pipe holds: the thread is stuck in a write, and the queue fills up.
     while sink.has_room_beside(0) {
-        sink.push(frames(400, 1), Params::new()).unwrap();
+        sink.push(frames(400, 1), Params::new(), 0).unwrap();
         thread::sleep(std::time::Duration::from_millis(20));
     }
     drop(read_end);
@@ -277,7 +312,7 @@ fn a_failure_behind_a_full_queue_is_seen_by_who_waits_for_room() {
         thread::yield_now();
     }
     let error = sink
-        .push(frames(1, 1), Params::new())
+        .push(frames(1, 1), Params::new(), 0)
         .unwrap_err()
         .to_string();
     assert!(error.contains("pipe"), "{error}");

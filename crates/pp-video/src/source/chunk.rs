@@ -5,6 +5,7 @@ use super::super::header::Header;
 use super::super::noise::Noise;
 use super::super::scene::{Grid, grid};
 use super::super::y4m::Params;
+use pp_runtime::core::Late;
 
 /// What the source does besides reading.
 #[derive(Debug)]
@@ -23,6 +24,10 @@ pub struct SourceOptions {
     pub queue: usize,
     /// Threads that read a file; each has one chunk more.
     pub threads: usize,
+    /// What happens to chunks for which there is no room. `Drop` makes room: the oldest that waits is dropped.
+    pub late: Late,
+    /// Read at the rate of the header: frame `k` is there `k` periods behind the first one.
+    pub pace: bool,
 }
 
 /// Where a job begins that goes on with one that ended early. Chunks, cuts and noise are those of the whole input, all of
@@ -44,14 +49,20 @@ pub struct Chunk {
     pub first_frame: u64,
     /// How many it holds, at least one.
     pub frames: usize,
-    /// A hard cut lies right before its first frame.
+    /// A hard cut lies right before its first frame, or between frames that were dropped before it.
     pub cut: bool,
     /// It was skipped, and is given all the same, as the first: the source's kernels look at the chunk that begins an epoch.
     pub is_head: bool,
+    /// Frames that were dropped between the chunk taken before and this one.
+    pub skipped: u64,
     /// The parameters of its frames.
     pub params: Params,
-    /// When its first and its last frame had been read, in nanoseconds of the monotonic clock.
+    /// When its first and its last frame were there, in nanoseconds of the monotonic clock: read, or with `pace` due.
     pub read_ns: (u64, u64),
+    /// How long the reader waited for room for the chunk before, in nanoseconds: so long this one may have been there unread.
+    pub held_ns: u64,
+    /// Cuts up to its first frame.
+    pub(super) cuts: u64,
     pub(super) frame_bytes: usize,
     pub(super) data: Buffer,
     /// The frames before noise was added, if it was; there may be bytes behind them.
@@ -64,6 +75,16 @@ impl Chunk {
     /// Gives the frames one after the other, each planar.
     pub fn data(&self) -> &[u8] {
         &self.data[..self.frames * self.frame_bytes]
+    }
+
+    /// Gives how many were dropped, as far as 32 bits hold.
+    pub fn skipped_frames(&self) -> u32 {
+        self.skipped.try_into().unwrap_or(u32::MAX)
+    }
+
+    /// The number of the frame behind it.
+    pub(super) fn end(&self) -> u64 {
+        self.first_frame + self.frames as u64
     }
 
     /// Gives the memory that they lie in; it may hold more.
@@ -89,7 +110,7 @@ impl Intake {
         chunk
             .data
             .resize(self.options.frames_per_chunk * chunk.frame_bytes);
-        (chunk.frames, chunk.cut, chunk.is_head) = (0, false, false);
+        (chunk.frames, chunk.cut, chunk.is_head, chunk.skipped) = (0, false, false, 0);
         chunk.params.clear();
         chunk.grids.clear();
         chunk

@@ -49,16 +49,25 @@ fn options() -> SourceOptions {
         scene_cuts: false,
         queue: 4,
         threads: 1,
+        late: Late::Block,
+        pace: false,
     }
 }
 
 /// The next chunk, waiting for it.
-fn wait(source: &Source) -> Result<Option<Chunk>, InputError> {
-    source.ready.recv().expect("an end, or an error")
+fn wait(source: &mut Source) -> Result<Option<Chunk>, InputError> {
+    if source.left != Some(0) && source.behind.is_none() {
+        source.behind = Some(source.ready.recv().expect("an end, or an error"));
+    }
+    match source.poll()? {
+        Polled::Ready(chunk) => Ok(Some(chunk)),
+        Polled::Later => panic!("nothing is there"),
+        Polled::End => Ok(None),
+    }
 }
 
 /// All chunks, and the error behind them.
-fn drain(source: &Source) -> (Vec<Chunk>, Option<InputError>) {
+fn drain(source: &mut Source) -> (Vec<Chunk>, Option<InputError>) {
     let mut chunks = Vec::new();
     loop {
         match wait(source) {
@@ -75,7 +84,7 @@ fn lengths(chunks: &[Chunk]) -> Vec<usize> {
 
 #[test]
 fn frames_come_in_order_in_chunks_and_the_last_is_shorter() {
-    let (chunks, error) = drain(&start(Cursor::new(clip(10)), options()));
+    let (chunks, error) = drain(&mut start(Cursor::new(clip(10)), options()));
     assert!(error.is_none());
     assert_eq!(lengths(&chunks), [4, 4, 2]);
     let all: Vec<u8> = chunks.iter().flat_map(|c| c.data().to_vec()).collect();
@@ -97,7 +106,7 @@ fn a_limit_on_chunks_is_kept() {
         chunks: Some(2),
         ..options()
     };
-    let (chunks, error) = drain(&start(Cursor::new(clip(100)), options));
+    let (chunks, error) = drain(&mut start(Cursor::new(clip(100)), options));
     assert_eq!((lengths(&chunks), error.is_none()), (vec![4, 4], true));
 }
 
@@ -109,7 +118,7 @@ fn a_cut_begins_a_chunk_wherever_it_falls() {
             scene_cuts: true,
             ..options()
         };
-        let (chunks, _) = drain(&start(Cursor::new(clip(35)), options));
+        let (chunks, _) = drain(&mut start(Cursor::new(clip(35)), options));
         let cuts: Vec<_> = chunks
             .iter()
             .filter(|c| c.cut)
@@ -131,7 +140,7 @@ fn a_cut_begins_a_chunk_wherever_it_falls() {
 fn an_error_comes_behind_the_whole_frames_before_it() {
     let mut bytes = clip(7);
     bytes.truncate(bytes.len() - 5);
-    let (chunks, error) = drain(&start(Cursor::new(bytes), options()));
+    let (chunks, error) = drain(&mut start(Cursor::new(bytes), options()));
     assert_eq!(lengths(&chunks), [4, 2]);
     assert!(matches!(
         error,
@@ -148,7 +157,7 @@ fn noise_does_not_depend_on_the_chunks_and_the_clean_frames_are_kept() {
             scene_cuts: true,
             ..options()
         };
-        let (chunks, _) = drain(&start(Cursor::new(clip(25)), options));
+        let (chunks, _) = drain(&mut start(Cursor::new(clip(25)), options));
         let clean: Vec<u8> = chunks
             .iter()
             .flat_map(|c| c.clean[..c.data().len()].to_vec())
@@ -168,7 +177,7 @@ fn noise_does_not_depend_on_the_chunks_and_the_clean_frames_are_kept() {
 
 #[test]
 fn recycled_buffers_are_used_again() {
-    let source = start(
+    let mut source = start(
         Cursor::new(clip(400)),
         SourceOptions {
             queue: 2,
@@ -176,7 +185,7 @@ fn recycled_buffers_are_used_again() {
         },
     );
     let mut seen = std::collections::HashSet::new();
-    while let Some(chunk) = wait(&source).unwrap() {
+    while let Some(chunk) = wait(&mut source).unwrap() {
         seen.insert(chunk.data().as_ptr() as usize);
         source.recycle(chunk);
     }
@@ -187,7 +196,7 @@ fn recycled_buffers_are_used_again() {
 #[test]
 fn the_reader_is_at_most_the_queue_ahead() {
     let (counted, bytes_read) = Counted::new(clip(1_000));
-    let source = start(
+    let mut source = start(
         counted,
         SourceOptions {
             queue: 3,
@@ -203,7 +212,7 @@ fn the_reader_is_at_most_the_queue_ahead() {
         ahead <= 16 * (header().frame_bytes() + 6) + (256 << 10) + 100,
         "{ahead} bytes"
     );
-    assert_eq!(drain(&source).0.len(), 250);
+    assert_eq!(drain(&mut source).0.len(), 250);
 }
 
 #[test]
@@ -215,7 +224,8 @@ fn each_chunk_and_the_end_wake_the_driver() {
         ..options()
     };
     let reader = Reader::new(Cursor::new(clip(9)), "clip".into()).unwrap();
-    let source = Source::start(reader, options, Vec::new(), move || tx.send(()).unwrap()).unwrap();
+    let mut source =
+        Source::start(reader, options, Vec::new(), move || tx.send(()).unwrap()).unwrap();
     let mut chunks = 0;
     loop {
         match source.poll().unwrap() {
@@ -230,8 +240,8 @@ fn each_chunk_and_the_end_wake_the_driver() {
 #[test]
 fn a_drop_does_not_wait_for_a_silent_pipe() {
     let (silent, _open) = std::io::pipe().unwrap();
-    let source = start(Cursor::new(clip(4)).chain(silent), options());
-    wait(&source).unwrap().unwrap();
+    let mut source = start(Cursor::new(clip(4)).chain(silent), options());
+    wait(&mut source).unwrap().unwrap();
     drop(source);
 }
 
@@ -265,7 +275,7 @@ fn a_reader_that_panics_is_an_error_and_no_end() {
             Ok(n)
         }
     }
-    let source = start(Panics(0), options());
+    let mut source = start(Panics(0), options());
     let end = loop {
         match source.poll() {
             Ok(Polled::Ready(_)) => {}
@@ -322,8 +332,8 @@ fn a_file_gives_what_a_pipe_gives_however_many_threads_read_it() {
                         threads,
                         ..options()
                     };
-                    let source = Source::start(reader, options, Vec::new(), || {}).unwrap();
-                    let (chunks, error) = drain(&source);
+                    let mut source = Source::start(reader, options, Vec::new(), || {}).unwrap();
+                    let (chunks, error) = drain(&mut source);
                     let error =
                         error.map(|e| e.to_string().replace(path.to_str().unwrap(), "clip"));
                     (chunks.iter().map(seen).collect::<Vec<_>>(), error)
@@ -351,8 +361,8 @@ fn a_file_that_was_begun_is_read_from_there() {
     io::Seek::seek(&mut file, io::SeekFrom::Start(14)).unwrap();
     let reader = Reader::of(file, "clip".into()).unwrap();
     assert_eq!(reader.plain_frames().unwrap().count(), Some(9));
-    let source = Source::start(reader, options(), Vec::new(), || {}).unwrap();
-    let (chunks, error) = drain(&source);
+    let mut source = Source::start(reader, options(), Vec::new(), || {}).unwrap();
+    let (chunks, error) = drain(&mut source);
     assert!(error.is_none());
     let all: Vec<u8> = chunks.iter().flat_map(|c| c.data().to_vec()).collect();
     assert_eq!(all, (0..9).flat_map(frame).collect::<Vec<u8>>());
@@ -392,17 +402,17 @@ fn memory_that_a_device_still_reads_is_not_read_into() {
         queue: 1,
         ..options()
     };
-    let source = Source::start(reader, options, vec![memory.into()], || {}).unwrap();
+    let mut source = Source::start(reader, options, vec![memory.into()], || {}).unwrap();
     let is_shared = |chunk: &Chunk| chunk.memory().given::<Shared>().is_some();
-    let first = wait(&source).unwrap().unwrap();
+    let first = wait(&mut source).unwrap().unwrap();
     assert!(is_shared(&first));
     is_idle.store(false, Ordering::Release);
     source.recycle(first);
     for _ in 0..6 {
-        assert!(!is_shared(&wait(&source).unwrap().unwrap()));
+        assert!(!is_shared(&wait(&mut source).unwrap().unwrap()));
     }
     is_idle.store(true, Ordering::Release);
-    let (rest, _) = drain(&source);
+    let (rest, _) = drain(&mut source);
     assert!(rest.iter().any(is_shared), "lost");
 }
 
@@ -415,7 +425,7 @@ fn a_skip_gives_the_chunks_of_the_whole_input_from_its_context_on() {
             noise: Some(Noise::new(4.0, 3)),
             ..options()
         };
-        drain(&start(Cursor::new(clip(35)), options))
+        drain(&mut start(Cursor::new(clip(35)), options))
     };
     for scene_cuts in [false, true] {
         let (whole, _) = read(Skip::default(), scene_cuts);
@@ -460,4 +470,148 @@ fn a_skip_gives_the_chunks_of_the_whole_input_from_its_context_on() {
         given.is_empty() && error.contains("35 frames are read, and --skip 36"),
         "{error}"
     );
+}
+/// A source in which late chunks make room, of a pipe, and the pipe; `frames` of the clip are in it.
+fn live(frames: u64, options: SourceOptions) -> (Source, std::io::PipeWriter) {
+    let (out, mut into) = std::io::pipe().unwrap();
+    io::Write::write_all(&mut into, &clip(frames)).unwrap();
+    let options = SourceOptions {
+        late: Late::Drop,
+        queue: 3,
+        ..options
+    };
+    (start(out, options), into)
+}
+
+/// Waits until so many chunks have made room.
+fn lose(source: &Source, chunks: u64) {
+    while source.lost.0.load(Ordering::Acquire) < chunks {
+        thread::yield_now();
+    }
+}
+
+/// First frame, frames missing before it, and whether there is a cut.
+fn gaps(chunks: &[Chunk]) -> Vec<(u64, u64, bool)> {
+    let of = |chunk: &Chunk| (chunk.first_frame, chunk.skipped, chunk.cut);
+    chunks.iter().map(of).collect()
+}
+
+#[test]
+fn the_newest_chunks_are_kept_and_say_what_is_missing() {
+    let options = SourceOptions {
+        scene_cuts: true,
+        ..options()
+    };
+    // 4, 4 and 2 frames in each scene.
+    let (mut source, into) = live(60, options);
+    drop(into);
+    lose(&source, 15);
+    let (chunks, error) = drain(&mut source);
+    assert!(error.is_none());
+    assert_eq!(
+        gaps(&chunks),
+        [(50, 50, true), (54, 0, false), (58, 0, false)]
+    );
+    assert_eq!(
+        chunks[0].data()[..],
+        (50..54).flat_map(frame).collect::<Vec<u8>>()
+    );
+}
+
+#[test]
+fn late_chunks_are_skipped_and_the_last_that_waits_never_is() {
+    let options = SourceOptions {
+        scene_cuts: true,
+        chunks: Some(2),
+        ..options()
+    };
+    let (mut source, mut into) = live(4, options);
+    let mut chunk = wait(&mut source).unwrap().unwrap();
+    (4..14).for_each(|k| write_frame(&mut into, &frame(k)));
+    while source.queued() < 3 {
+        thread::yield_now();
+    }
+    let stamp = chunk.read_ns.0;
+    assert!(!source.drop_late(&mut chunk, stamp), "it is not late");
+    assert!(source.drop_late(&mut chunk, stamp + 1));
+    assert_eq!(gaps(std::slice::from_ref(&chunk)), [(4, 4, false)]);
+    while source.drop_late(&mut chunk, u64::MAX) {}
+    assert_eq!(gaps(std::slice::from_ref(&chunk)), [(10, 10, true)]);
+    // It counts as one of two.
+    (14..18).for_each(|k| write_frame(&mut into, &frame(k)));
+    drop(into);
+    let (rest, _) = drain(&mut source);
+    assert_eq!(gaps(&rest), [(14, 0, false)]);
+}
+
+#[test]
+fn a_chunk_in_the_hand_is_dropped_before_younger_ones() {
+    for scene_cuts in [false, true] {
+        let options = SourceOptions {
+            scene_cuts,
+            ..options()
+        };
+        let (mut source, mut into) = live(4, options);
+        let mut chunk = wait(&mut source).unwrap().unwrap();
+        (4..40).for_each(|k| write_frame(&mut into, &frame(k)));
+        drop(into);
+        lose(&source, if scene_cuts { 8 } else { 6 });
+        source.catch_up(&mut chunk, |old, new| old.cut == new.cut);
+        let mut chunks = vec![chunk];
+        chunks.extend(drain(&mut source).0);
+        let expected: &[_] = match scene_cuts {
+            false => &[(28, 28, false), (32, 0, false), (36, 0, false)],
+            // That there is a cut was not known when it was offered.
+            true => &[
+                (0, 0, false),
+                (30, 26, true),
+                (34, 0, false),
+                (38, 0, false),
+            ],
+        };
+        assert_eq!(gaps(&chunks), expected);
+    }
+}
+
+#[test]
+fn a_reader_that_waits_for_nobody_ends_with_the_driver() {
+    let (source, mut into) = live(4, options());
+    let weak = Arc::downgrade(&source.lost.0);
+    drop(source);
+    let framed = |k| [&b"FRAME\n"[..], &frame(k)].concat();
+    let mut more = (4..).map(|k| io::Write::write_all(&mut into, &framed(k)));
+    // It ends at a full queue, and with it the pipe.
+    assert!(more.any(|written| written.is_err()));
+    assert_eq!(weak.strong_count(), 0);
+}
+
+#[test]
+fn a_paced_file_is_there_at_the_rate_of_its_header() {
+    let scratch = Folder::scratch();
+    let path = scratch.file("in.y4m");
+    let text = b"YUV4MPEG2 W18 H17 F5000:3\n";
+    let frames = &clip(10)[clip(0).len()..];
+    std::fs::write(&path, [text, frames].concat()).unwrap();
+    for late in [Late::Block, Late::Drop] {
+        let options = SourceOptions {
+            late,
+            pace: true,
+            queue: 9,
+            ..options()
+        };
+        let reader = Reader::open(&path).unwrap();
+        let mut source = Source::start(reader, options, Vec::new(), || {}).unwrap();
+        let (chunks, _) = drain(&mut source);
+        let start = chunks[0].read_ns.0;
+        let ms = |ns: u64| (ns - start) / 100_000;
+        let at: Vec<_> = chunks
+            .iter()
+            .map(|c| (ms(c.read_ns.0), ms(c.read_ns.1)))
+            .collect();
+        assert_eq!(at, [(0, 18), (24, 42), (48, 54)], "tenths of a millisecond");
+        assert!(
+            now_ns() >= start + 5_400_000,
+            "they were read before they were there"
+        );
+    }
 }
