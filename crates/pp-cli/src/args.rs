@@ -12,7 +12,7 @@ use clap::{
 };
 use clap_complete::Shell;
 use pp_bench::{BenchCommand, PlanArgs};
-use pp_command::{Input, KernelChoices, TransportChoice, plugin_arg, print, whole};
+use pp_command::{Input, KernelChoices, LiveArgs, TransportChoice, plugin_arg, print, whole};
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
 use pp_contract::{DeviceName, Pipeline};
 use pp_job::Error;
@@ -257,6 +257,12 @@ pub enum CutChoice {
     Off,
 }
 
+/// What the command line calls a choice.
+pub(crate) fn name_of(choice: &impl ValueEnum) -> String {
+    let value = choice.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 /// How strongly to denoise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Strength {
@@ -370,6 +376,8 @@ pub struct RunArgs {
     /// them.
     #[arg(long, value_name = "every=N|off", default_value = "off")]
     pub(crate) verify: Verify,
+    #[command(flatten)]
+    pub(crate) live: LiveArgs,
     /// Write the run, its measures and every chunk as JSON.
     #[arg(long, value_name = "FILE.json|-")]
     #[arg(default_value_if("json", ArgPredicate::IsPresent, Some("-")))]

@@ -8,7 +8,7 @@ use pp_job::{Config, Error, Job};
 use pp_kernels::{Description, KernelSet};
 
 use super::placement::steps;
-use super::{devices, input, placement};
+use super::{devices, input, live, placement};
 use crate::args::{CutChoice, RunArgs, check_plugin_args};
 use crate::cmd::plugin;
 
@@ -36,6 +36,12 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
         return Err(Error::Usage(
             "--skip gives the bytes of the whole run, and --cuts hard drops frames as they come in time; choose --cuts \
              flush or off"
+                .into(),
+        ));
+    }
+    if args.going_on.skip > 0 && args.live.has_gaps() {
+        return Err(Error::Usage(
+            "--skip gives the bytes of the whole run, and with --late drop or --replay frames are missing; leave --skip out"
                 .into(),
         ));
     }
@@ -176,7 +182,8 @@ pub(super) fn check_stages(
     if args.recompute || args.restarts > 0 {
         placement::check_context(pipeline, kernels)?;
     }
-    placement::check(pipeline, kernels, &args.devices, (steps(args), is_given))
+    placement::check(pipeline, kernels, &args.devices, (steps(args), is_given))?;
+    live::check_steps(args, pipeline, kernels)
 }
 
 impl Checked {

@@ -13,6 +13,7 @@ use pp_transport::host::memory::available_bytes;
 use pp_video::header::Header;
 use pp_video::{QUEUE, io_threads, y4m};
 
+use super::live;
 use crate::args::RunArgs;
 use crate::limits;
 use pp_job::RANK_0;
@@ -30,6 +31,13 @@ pub(super) fn open(args: &RunArgs, pipeline: &Pipeline, depth: u32) -> Result<y4
         return Err(refuse(format_args!(
             "{}: frames of {width}x{height} are below {least}x{least}, the smallest \
              the kernels take; scale or pad them first",
+            reader.name
+        )));
+    }
+    if args.live.pace && header.due_ns(1).is_none() {
+        return Err(refuse(format_args!(
+            "{}: --pace reads at the rate of the header, and it has none (F25:1 is 25 frames in a second); write one, or \
+             leave --pace out",
             reader.name
         )));
     }
@@ -65,6 +73,7 @@ pub(super) fn check_files(
     }
     if has_source {
         check_twice(args, pipeline)?;
+        live::check_input(args)?;
     }
     let mut sources = vec![
         ("--input", Some(&*args.input)),

@@ -9,6 +9,7 @@ mod group;
 mod input;
 mod kept;
 mod kernels;
+mod live;
 mod middle;
 mod notes;
 mod on_gpu;
@@ -36,7 +37,6 @@ use pp_job::command_line::{say, say_aside, signal_name};
 use pp_job::output::Shown;
 use pp_job::{Error, Finished, Opened, Profile, Program, RANK_0, ThisRank};
 use pp_kernels::{ChunkShape, KernelSet, SessionConfig};
-use pp_runtime::core::Late;
 use pp_runtime::drift::{Digester as _, Log, Verifier, Verify};
 use pp_runtime::stage::StageResult;
 use pp_transport::bell::Bell;
@@ -180,6 +180,7 @@ impl<'a> VideoJob<'a> {
             .set("skip", args.going_on.skip)
             .set("verify", args.verify)
             .set("add_noise", format_args!("{:?}", args.add_noise))
+            .set("live", format_args!("{:?}", args.live))
             .set(
                 "plan_fields",
                 format_args!("{:016x}", plan_digest::<VideoPlan>()),
@@ -284,6 +285,7 @@ impl<'a> VideoJob<'a> {
             },
             depth: self.depth,
             sink: self.pipeline.sink(),
+            is_gap_a_cut: self.is_gap_a_cut(),
             verifier: self.verifier(0),
             log: Log::new(args.verify, self.pipeline),
             clean: Rc::clone(&self.clean),
@@ -293,9 +295,9 @@ impl<'a> VideoJob<'a> {
             context_chunks,
             steps: steps(args),
             shape,
-            late: Late::Block,
-            max_latency: None,
-            steps_range: None,
+            late: args.live.late,
+            max_latency: args.live.max_latency,
+            steps_range: (args.live.min_steps).map(|least| (least as u16, steps(args))),
         })
     }
 
@@ -454,6 +456,13 @@ impl<'a> VideoJob<'a> {
         placement::context_frames(self.kernels.iter().map(KernelSet::describe))
     }
 
+    /// Whether a stage remembers frames and cannot be told that some are missing.
+    fn is_gap_a_cut(&self) -> bool {
+        let mut stages = self.pipeline.stages().iter().zip(&self.kernels);
+        self.args.live.has_gaps()
+            && stages.any(|(stage, set)| !set.describe().takes_gaps([&*stage.name]))
+    }
+
     /// Refuses chunks of context for which an edge has no slots.
     fn check_slots(&self, context_chunks: u32) -> Result<(), Error> {
         let slots = self.depth + context_chunks;
@@ -539,7 +548,10 @@ impl<E: Kernels> VideoSource<'_, E> {
             return Err(Fault::new(error.kind(), RANK_0, "read input", detail).into());
         }
         if let Some(signal) = finished.interrupted {
-            let of = self.frames_in_input;
+            let (dropped, repeats) = (self.live.kept_up.dropped, args.live.repeats());
+            let done = done + if repeats { dropped } else { 0 };
+            let is_known = repeats || !args.live.has_gaps();
+            let of = self.frames_in_input.filter(|_| is_known);
             // As many of the output for each frame of the input as there are so far.
             let of = of.map(|frames| frames.saturating_mul(made) / done.max(1));
             let of = of.map_or_else(String::new, |frames| format!(" of {frames}"));

@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub(super) struct ToSink {
     /// Frames of the chunk.
     pub(super) frames: u32,
+    /// Frames of the input that were dropped before it.
+    pub(super) skipped: u64,
     /// What stood in front of them.
     pub(super) params: Params,
 }
@@ -115,6 +117,7 @@ mod tests {
     fn note_of_the_source_is_read_by_all_stages() {
         let note = ToSink {
             frames: 3,
+            skipped: 70_000,
             params: vec![(1, b" Xa".to_vec())],
         };
         let travels = note.encode(0).unwrap();
@@ -124,7 +127,14 @@ mod tests {
 
     #[test]
     fn note_that_cannot_be_is_refused_and_blames_its_writer() {
-        let note = |frames, params| ToSink { frames, params }.encode(0).unwrap();
+        let note = |frames, params| {
+            let note = ToSink {
+                frames,
+                skipped: 0,
+                params,
+            };
+            note.encode(0).unwrap()
+        };
         for (note, words) in [
             (note(5, vec![]), "has 5 frames; 1 to 4"),
             (note(0, vec![]), "has 0 frames"),
@@ -152,7 +162,12 @@ mod tests {
     #[test]
     fn parameters_that_are_too_long_are_refused_with_the_remedy() {
         let params = (0..20).map(|at| (at, vec![b'x'; 250])).collect();
-        let error = ToSink { frames: 20, params }.encode(7).unwrap_err();
+        let note = ToSink {
+            frames: 20,
+            skipped: 0,
+            params,
+        };
+        let error = note.encode(7).unwrap_err();
         assert!(error.detail.contains("chunk 7") && error.detail.contains("--frames-per-chunk"));
         assert_eq!(error.kind, FaultKind::BadInput);
     }

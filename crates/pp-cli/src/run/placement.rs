@@ -247,6 +247,29 @@ fn check_kinds(pipeline: &Pipeline, kernels: &[Description]) -> Result<(), Strin
     Ok(())
 }
 
+/// Refuses fewer steps than the stages have shares, and steps that are the laps of a ring.
+pub(super) fn check_least(pipeline: &Pipeline, least: u16) -> Result<(), String> {
+    for (at, stage) in pipeline.stages().iter().enumerate() {
+        let name = &stage.name;
+        if pipeline
+            .ring_at(at)
+            .is_some_and(|ring| ring.laps == Laps::Steps)
+        {
+            return Err(format!(
+                "the steps of {name} are the laps of a ring, which all chunks walk alike; write a number of laps instead of \
+                 *steps, or leave --min-steps out"
+            ));
+        }
+        let shares = stage.parts * usize::from(pipeline.laps(at, least));
+        if shares > usize::from(least.max(1)) {
+            return Err(format!(
+                "the parts and laps of {name} are {shares} shares of the steps; --min-steps is {shares} at least"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Refuses parts and laps that the stage cannot have, and more of them than there are denoise steps.
 fn check_share(
     pipeline: &Pipeline,

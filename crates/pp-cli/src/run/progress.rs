@@ -9,6 +9,8 @@ use pp_runtime::report::Count;
 
 use pp_job::command_line::{is_quiet, say_aside};
 
+use super::live::KeptUp;
+
 /// Time between two lines.
 const EVERY: Duration = Duration::from_secs(60);
 
@@ -26,11 +28,11 @@ impl FrameProgress {
         let (bar, template) = match total {
             Some(total) => (
                 ProgressBar::new(total),
-                "{bar:20} {pos} of {len} frames, {per_sec}, {elapsed}, {left}",
+                "{bar:20} {pos} of {len} frames, {per_sec}, {elapsed}, {left}{msg}",
             ),
             None => (
                 ProgressBar::new_spinner(),
-                "{spinner} {pos} frames, {per_sec}, {elapsed}",
+                "{spinner} {pos} frames, {per_sec}, {elapsed}{msg}",
             ),
         };
         // Drawn on a terminal only; indicatif sees to that.
@@ -52,13 +54,16 @@ impl FrameProgress {
         }
     }
 
-    /// So many more frames are done.
-    pub(super) fn add(&mut self, frames: u64) {
+    /// So many more frames are done, and the run keeps up like this.
+    pub(super) fn add(&mut self, frames: u64, kept_up: KeptUp) {
         self.bar.inc(frames);
-        if let Some(lines) = &mut self.lines
-            && let Some(line) = lines.add(frames, self.start.elapsed())
-        {
-            say_aside(line);
+        match &mut self.lines {
+            None => self.bar.set_message(kept_up.to_string()),
+            Some(lines) => {
+                if let Some(line) = lines.add(frames, self.start.elapsed(), kept_up) {
+                    say_aside(line);
+                }
+            }
         }
     }
 
@@ -85,7 +90,7 @@ impl Lines {
     }
 
     /// So many more frames are done, at this time since the start.
-    fn add(&mut self, frames: u64, now: Duration) -> Option<String> {
+    fn add(&mut self, frames: u64, now: Duration, kept_up: KeptUp) -> Option<String> {
         self.frames += frames;
         let (at, before) = self.said;
         let since = now.saturating_sub(at);
@@ -104,7 +109,7 @@ impl Lines {
         let rest = rest.and_then(Result::ok);
         let left = rest.map_or_else(String::new, |rest| format!(", {}", left(rest)));
         Some(format!(
-            "pp: {frames}{of} frames done, {rate:.1} frames/s{left}"
+            "pp: {frames}{of} frames done, {rate:.1} frames/s{left}{kept_up}"
         ))
     }
 }
@@ -162,10 +167,10 @@ mod tests {
             ),
             (0, 542, Some("pp: 1860 of 7200 frames done, 0.0 frames/s")),
         ] {
-            let line = lines.add(frames, Duration::from_secs(at));
+            let line = lines.add(frames, Duration::from_secs(at), KeptUp::default());
             assert_eq!(line.as_deref(), said, "at {at} s");
         }
-        let line = Lines::new(None).add(60, EVERY);
+        let line = Lines::new(None).add(60, EVERY, KeptUp::default());
         assert_eq!(line.as_deref(), Some("pp: 60 frames done, 1.0 frames/s"));
     }
 
@@ -186,5 +191,19 @@ mod tests {
         ] {
             assert_eq!(left(Duration::from_secs_f64(seconds)), said, "{seconds} s");
         }
+    }
+
+    #[test]
+    fn a_line_says_how_the_run_keeps_up() {
+        let kept_up = KeptUp {
+            late: 2,
+            dropped: 8,
+            steps_saved: 3,
+            held_ns: 1_230_000_000,
+            behind_ns: 10_600_000_000,
+        };
+        let line = Lines::new(None).add(60, EVERY, kept_up).unwrap();
+        let said = ", 2 late chunks, 8 frames dropped, 3 steps saved, held back 1.2 s, behind the rate of the input by 10.6 s";
+        assert!(line.ends_with(said), "{line}");
     }
 }

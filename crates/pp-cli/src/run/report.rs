@@ -5,7 +5,6 @@ use std::io::{IsTerminal as _, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use clap::ValueEnum as _;
 use pp_command::{print, write_pictures};
 use pp_contract::Pipeline;
 use pp_video::estimates::Estimates;
@@ -18,7 +17,7 @@ use serde_json::Value;
 
 use super::kernels::Kernels;
 use super::source::VideoSource;
-use crate::args::{RunArgs, Strength};
+use crate::args::{RunArgs, Strength, name_of};
 use pp_job::command_line::{arguments, is_quiet};
 use pp_job::output::{is_stdout, write_file};
 use pp_job::{Error, Finished};
@@ -58,7 +57,6 @@ impl<E: Kernels> Serialize for About<'_, E> {
             Strength::Auto => "auto".into(),
             Strength::Sigma(sigma) => sigma.into(),
         };
-        let cuts = args.cuts.to_possible_value();
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("pp_version", env!("CARGO_PKG_VERSION"))?;
         map.serialize_entry("command", &command.collect::<Vec<_>>())?;
@@ -88,8 +86,18 @@ impl<E: Kernels> Serialize for About<'_, E> {
         map.serialize_entry("depth", &job.depth)?;
         map.serialize_entry("chunks_at_most", &args.chunks)?;
         map.serialize_entry("recompute", &args.recompute)?;
-        map.serialize_entry("cuts", cuts.as_ref().map_or("", |cuts| cuts.get_name()))?;
+        map.serialize_entry("cuts", &name_of(&args.cuts))?;
         map.serialize_entry("add_noise", &args.add_noise)?;
+        map.serialize_entry("late", &args.live.late)?;
+        map.serialize_entry("fill", &name_of(&args.live.fill))?;
+        let max_latency = args.live.max_latency;
+        map.serialize_entry(
+            "max_latency_ms",
+            &max_latency.map(|t| t.as_secs_f64() * 1e3),
+        )?;
+        map.serialize_entry("min_steps", &args.live.min_steps)?;
+        map.serialize_entry("pace", &args.live.pace)?;
+        map.serialize_entry("played", &source.live.played)?;
         map.serialize_entry("seed", &args.seed)?;
         map.serialize_entry("threads", &args.threads)?;
         map.serialize_entry("interrupted", &finished.interrupted.is_some())?;

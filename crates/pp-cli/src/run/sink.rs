@@ -22,6 +22,8 @@ pub struct Taking<D: Kernels> {
     work: Progress<Frames, D::Decoding>,
     index: ChunkIndex,
     first_frame: u64,
+    /// Frames of the input that were dropped before it.
+    skipped: u64,
     params: Params,
     check: Option<Check<TicketOf<D>>>,
     /// What the stages before say of digests.
@@ -34,6 +36,8 @@ pub struct VideoSink<D: Kernels> {
     /// The frames that the kernels make.
     made: FrameGeometry,
     output: Option<Output>,
+    /// Frames are repeated in the place of those that were dropped.
+    repeats: bool,
     /// What is decoded into where nothing is written.
     idle: Vec<Buffer>,
     max_frames: u32,
@@ -85,6 +89,7 @@ impl<D: Kernels> VideoSink<D> {
         if clean.is_some() && header != shape.0 {
             return Err(cannot_compare(shape, frames));
         }
+        let repeats = args.live.repeats();
         let (output, idle) = match args.output.as_deref() {
             Some(target) => {
                 let options = SinkOptions {
@@ -94,9 +99,10 @@ impl<D: Kernels> VideoSink<D> {
                         skip: args.going_on.skip,
                         per_frame: frames.frames_per_frame.into(),
                     }),
+                    repeats,
                 };
-                // As many as wait to be written, are written and are decoded into.
-                let count = QUEUE + 2 + 2 * io_threads() + depth;
+                // As many as wait to be written, are written, may be repeated, and are decoded into.
+                let count = QUEUE + 3 + 2 * io_threads() + depth;
                 let buffers = buffers(count, || decoder.memory())?;
                 let wake = move || bell.ring();
                 let output = Output::open(target, &header, options, buffers, wake)?;
@@ -109,6 +115,7 @@ impl<D: Kernels> VideoSink<D> {
             shape: shape.clone(),
             made: frames,
             output,
+            repeats,
             idle,
             max_frames: args.frames_per_chunk,
             skip: args.going_on.skip,
@@ -157,17 +164,25 @@ impl<D: Kernels> VideoSink<D> {
         let mut seals = taking.seals;
         seals.extend(seal);
         self.cut_off(first, &mut frames.bytes, &mut taking.params);
+        let per_frame = u64::from(self.made.frames_per_frame);
+        let repeated = match self.repeats {
+            true => taking.skipped.saturating_mul(per_frame),
+            false => 0,
+        };
+        let made = (frames.bytes.len() / frame_bytes(self.made)) as u64;
         let note = ToSource {
             made: Made {
                 width: self.made.width,
                 height: self.made.height,
-                frames: (frames.bytes.len() / frame_bytes(self.made)) as u64,
+                frames: made.saturating_add(repeated),
             },
             after: after.transpose()?,
             seals,
         };
         match &mut self.output {
-            Some(output) if !frames.bytes.is_empty() => output.push(frames.bytes, taking.params)?,
+            Some(output) if !frames.bytes.is_empty() => {
+                output.push(frames.bytes, taking.params, repeated)?;
+            }
             _ => self.idle.push(frames.bytes),
         }
         self.has_frames = true;
@@ -222,6 +237,7 @@ impl<D: Kernels> Sink<D::Rx> for VideoSink<D> {
             work,
             index,
             first_frame: plan.current_start_frame,
+            skipped: said.skipped,
             params: said.params,
             check,
             seals,

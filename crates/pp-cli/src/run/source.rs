@@ -5,6 +5,7 @@ use std::rc::Rc;
 use pp_contract::{ChunkIndex, FaultKind, Manifest, Message, Rank, VideoPlan, VideoPlanParts};
 use pp_job::Error;
 use pp_kernels::ChunkShape;
+use pp_runtime::clock::now_ns;
 use pp_runtime::core::Cut;
 use pp_runtime::drift::{Log, Sealed, Verifier, seal_again};
 use pp_runtime::stage::{
@@ -22,6 +23,7 @@ use pp_video::{InputError, QUEUE, io_threads};
 use super::again::compose_again;
 use super::clean::CleanStore;
 use super::kernels::{Encoded, Kernels, Layouts, TicketOf};
+use super::live::{Cuts, Live};
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::progress::FrameProgress;
@@ -32,6 +34,8 @@ use pp_job::RANK_0;
 pub struct Pending<E: Kernels> {
     /// Those that are written.
     frames: u64,
+    /// When its first frame was there.
+    read_ns: u64,
     /// Kept only when its PSNR is wanted.
     chunk: Option<Chunk>,
     sealed: Option<Sealed<TicketOf<E>>>,
@@ -55,6 +59,8 @@ pub(super) struct Settings<'a> {
     pub(super) skip: Skip,
     pub(super) depth: u32,
     pub(super) sink: Rank,
+    /// Stages remember, and cannot be told of a gap.
+    pub(super) is_gap_a_cut: bool,
     pub(super) verifier: Verifier,
     pub(super) log: Log,
     /// For the sink on this rank.
@@ -67,7 +73,9 @@ pub struct VideoSource<'a, E: Kernels> {
     pub(super) header: Header,
     pub(super) settings: Settings<'a>,
     layouts: Layouts,
-    offered: Option<Chunk>,
+    /// The next chunk, and in how many steps it was played, where a run is played again.
+    offered: Option<(Chunk, Option<u32>)>,
+    pub(super) live: Live,
     /// The chunk that began the epoch of the first one, where that is skipped.
     head: Option<Chunk>,
     /// The plan of the chunk before and its frames, and how many frames its epoch has had.
@@ -99,9 +107,11 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
         let asked_for = args
             .chunks
             .map(|n| n.saturating_mul(args.frames_per_chunk.into()));
+        let live = Live::open(args, in_file.is_none() || args.live.pace)?;
         // Where both are known the run ends with the first.
         let total = in_file.into_iter().chain(asked_for).min();
         let total = total.map(|frames| frames.saturating_sub(settings.skip.frames));
+        let total = total.filter(|_| !args.live.has_gaps());
         let frames_in_input = in_file.filter(|_| args.chunks.is_none());
         let options = SourceOptions {
             frames_per_chunk: args.frames_per_chunk as usize,
@@ -111,6 +121,8 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
             scene_cuts: args.cuts != CutChoice::Off,
             queue: QUEUE,
             threads: io_threads(),
+            late: args.live.late,
+            pace: args.live.pace,
         };
         // As many as are read ahead, are read into and are on their way.
         let count = QUEUE + 3 + io_threads() + settings.depth as usize;
@@ -124,6 +136,7 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
             settings,
             layouts: Layouts::default(),
             offered: None,
+            live,
             head: None,
             last: None,
             epoch_frames: 0,
@@ -142,23 +155,24 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
         Ok(known.layout.outputs.clone())
     }
 
-    fn plan(&self, place: Place, start_frame: u64) -> VideoPlanParts {
+    fn plan(&self, place: Place, chunk: &Chunk, steps: u32) -> VideoPlanParts {
         let (width, height) = (self.header.width(), self.header.height());
         let args = self.settings.args;
         let brings_context = args.recompute || place.rebuilds;
         let recompute = brings_context && !place.starts_epoch && self.settings.context_frames > 0;
-        let skipped = |next| u32::try_from(start_frame.saturating_sub(next)).unwrap_or(u32::MAX);
-        let mut plan = match &self.last {
-            None => VideoPlanParts {
-                skipped_frames: skipped(0),
-                ..VideoPlanParts::first(width, height, args.denoise_steps)
-            },
-            Some((last, frames)) => {
-                let next = last.current_start_frame + u64::from(*frames);
-                last.behind(*frames, skipped(next), recompute)
-            }
+        // Stages that begin anew behind a gap need not know of it.
+        let skipped = match self.settings.is_gap_a_cut {
+            true => 0,
+            false => chunk.skipped_frames(),
         };
-        plan.current_start_frame = start_frame;
+        let mut plan = match &self.last {
+            None => VideoPlanParts::first(width, height, steps),
+            Some((last, frames)) => last.behind(*frames, skipped, recompute),
+        };
+        plan.skipped_frames = skipped;
+        plan.current_start_frame = chunk.first_frame;
+        plan.num_denoise_steps = steps;
+        plan.expected_generator_calls = plan.planned_calls();
         plan.reset_kv_cache = place.starts_epoch && self.last.is_some();
         plan.reset_crossattn_cache = plan.reset_kv_cache;
         plan.base_seed = args.seed;
@@ -189,6 +203,36 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
         Ok(())
     }
 
+    /// What the next chunk begins with.
+    fn cuts(&self) -> Cuts {
+        Cuts {
+            choice: self.settings.args.cuts,
+            is_gap_a_cut: self.settings.is_gap_a_cut,
+            is_first: self.last.is_none(),
+        }
+    }
+
+    /// The chunk that is built, and its steps.
+    fn taken(&mut self, place: Place) -> (Chunk, u32) {
+        let (mut chunk, played) = self.offered.take().expect("built only when offered");
+        let cuts = self.cuts();
+        let may = |old: &Chunk, new: &Chunk| cuts.of(old) == cuts.of(new);
+        self.input.catch_up(&mut chunk, may);
+        let steps = played.or(place.steps.map(u32::from));
+        (chunk, steps.unwrap_or(self.settings.args.denoise_steps))
+    }
+
+    /// What is kept of a chunk that was built.
+    fn kept(&mut self, index: ChunkIndex, mut chunk: Chunk) -> Option<Chunk> {
+        if self.quality.is_some() {
+            let clean = std::mem::take(&mut chunk.clean);
+            self.settings.clean.put(index, clean);
+            return Some(chunk);
+        }
+        self.input.recycle(chunk);
+        None
+    }
+
     /// The memory of a chunk is read into again.
     fn recycle(&self, index: ChunkIndex, chunk: Option<Chunk>) {
         if let Some(mut chunk) = chunk {
@@ -205,34 +249,51 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
     type Carry = Pending<E>;
 
     fn poll(&mut self) -> StageResult<Offer> {
-        let polled = loop {
-            match self.input.poll() {
-                Ok(Polled::Ready(head)) if head.is_head => self.head = Some(head),
+        while self.offered.is_none() {
+            let polled = match self.live.is_over() || self.broken.is_some() {
+                true => Ok(Polled::End),
+                false => self.input.poll(),
+            };
+            match polled {
                 Err(error) if error.follows_frames() => {
                     self.broken = Some(error);
-                    break Polled::End;
+                    return Ok(Offer::End);
                 }
-                polled => {
-                    let failed =
-                        |e: InputError| StageError::new(e.kind(), "read input", e.to_string());
-                    break polled.map_err(failed)?;
+                Err(error) => {
+                    let detail = error.to_string();
+                    return Err(StageError::new(error.kind(), "read input", detail));
                 }
+                Ok(Polled::Later) => return Ok(Offer::Later),
+                Ok(Polled::End) if self.broken.is_some() => return Ok(Offer::End),
+                Ok(Polled::End) => return self.live.end().map(|()| Offer::End),
+                Ok(Polled::Ready(head)) if head.is_head => self.head = Some(head),
+                Ok(Polled::Ready(chunk)) => match self.live.replayed(&chunk)? {
+                    (true, steps) => self.offered = Some((chunk, steps)),
+                    (false, _) => self.input.skip(chunk),
+                },
             }
+        }
+        let offered = self.offered.as_ref();
+        Ok(Offer::Chunk(
+            offered.map_or(Cut::None, |(chunk, _)| self.cuts().of(chunk)),
+        ))
+    }
+
+    fn drop_late(&mut self, before_ns: u64) -> StageResult<u64> {
+        // What waits is offered first.
+        self.poll()?;
+        let Some((chunk, _)) = &mut self.offered else {
+            return Ok(0);
         };
-        Ok(match polled {
-            Polled::Later => Offer::Later,
-            Polled::End => Offer::End,
-            Polled::Ready(chunk) => {
-                let cut = match self.settings.args.cuts {
-                    _ if !chunk.cut => Cut::None,
-                    CutChoice::Flush => Cut::Flush,
-                    CutChoice::Hard => Cut::Hard,
-                    CutChoice::Off => Cut::None,
-                };
-                self.offered = Some(chunk);
-                Offer::Chunk(cut)
-            }
-        })
+        let mut dropped = 0;
+        while self.input.drop_late(chunk, before_ns) {
+            dropped += 1;
+        }
+        Ok(dropped)
+    }
+
+    fn oldest_ns(&self) -> Option<u64> {
+        self.offered.as_ref().map(|(chunk, _)| chunk.read_ns.0)
     }
 
     fn is_built(&mut self, pending: &mut Pending<E>) -> StageResult<bool> {
@@ -246,8 +307,8 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
         place: Place,
         slot: &mut E::Tx,
     ) -> StageResult<Built<VideoPlan, Pending<E>>> {
-        let mut chunk = self.offered.take().expect("built only when offered");
-        let mut plan = self.plan(place, chunk.first_frame);
+        let (mut chunk, steps) = self.taken(place);
+        let mut plan = self.plan(place, &chunk, steps);
         let is_behind_head = match self.head.take() {
             Some(head) => self.look_at(head, slot).map(|()| true)?,
             None => false,
@@ -293,21 +354,16 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
         })?;
         self.epoch_frames += frames as u32;
         self.last = Some((plan, frames as u32));
-        let read_ns = Some(chunk.read_ns);
+        let late_ns = self.live.built(&chunk, &self.header, steps);
+        let (read_ns, skipped_frames) = (chunk.read_ns, chunk.skipped_frames());
+        let held_ns = self.live.held_ns(&chunk);
         let note = ToSink {
             frames: frames as u32,
+            skipped: chunk.skipped,
             params: std::mem::take(&mut chunk.params),
         };
         let note = note.encode(place.chunk.get())?;
-        let chunk = if self.quality.is_some() {
-            self.settings
-                .clean
-                .put(place.chunk, std::mem::take(&mut chunk.clean));
-            Some(chunk)
-        } else {
-            self.input.recycle(chunk);
-            None
-        };
+        let chunk = self.kept(place.chunk, chunk);
         Ok(Built {
             plan: asked,
             tensors,
@@ -316,15 +372,16 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
                 frames: (plan.current_start_frame + frames as u64)
                     .saturating_sub(self.settings.skip.frames)
                     .min(frames as u64),
+                read_ns: read_ns.0,
                 chunk,
                 sealed,
                 encode: Some(encode),
             },
             frames: frames as u32,
-            read_ns,
-            skipped_frames: 0,
-            held_ns: 0,
-            late_ns: None,
+            read_ns: Some(read_ns),
+            skipped_frames,
+            held_ns,
+            late_ns,
         })
     }
 
@@ -349,6 +406,7 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
     ) -> StageResult<Option<u64>> {
         let Pending {
             frames,
+            read_ns,
             chunk,
             sealed,
             encode,
@@ -387,7 +445,10 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
             quality.after.merge(said.after.unwrap_or_default());
         }
         self.recycle(index, chunk);
-        self.progress.add(frames);
+        let most = self.settings.args.live.max_latency;
+        let is_late = most.is_some_and(|most| u128::from(now_ns() - read_ns) > most.as_nanos());
+        self.live.kept_up.late += u64::from(is_late);
+        self.progress.add(frames, self.live.kept_up);
         Ok(encoded.worked.map(|worked| worked.work_ns))
     }
 

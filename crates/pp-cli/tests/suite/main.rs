@@ -7,8 +7,8 @@ mod restart_support;
 
 mod bad_input;
 mod data;
-mod installed;
 mod habits;
+mod installed;
 mod interrupt;
 mod job;
 mod kept;
