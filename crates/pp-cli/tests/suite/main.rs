@@ -13,6 +13,7 @@ mod interrupt;
 mod job;
 mod kept;
 mod launchers;
+mod live;
 mod missed;
 mod nccl_fake;
 mod pipeline;
