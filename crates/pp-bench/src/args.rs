@@ -26,6 +26,11 @@ fn milliseconds(text: &str) -> Result<f64, String> {
     ms.ok_or_else(|| "it takes milliseconds from 0 to 60000".into())
 }
 
+fn per_second(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate| (0.1..=1e4).contains(rate));
+    rate.ok_or_else(|| "it takes a rate from 0.1 to 10000".into())
+}
+
 /// What a simulated stage does with its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Simulate {
@@ -86,6 +91,13 @@ pub struct OverlapArgs {
     /// One chunk at a time: what it costs without overlap.
     #[arg(long)]
     pub(crate) sync: bool,
+    /// A source that does not wait: so many chunks a second are there, 0.1 to 10000, and late ones are dropped; --chunks counts
+    /// those, too; by default the source waits.
+    #[arg(long, value_name = "F", value_parser = per_second, conflicts_with_all = ["against", "sync"])]
+    pub(crate) per_second: Option<f64>,
+    /// With --per-second: the latency that no chunk is to exceed, in milliseconds, 0 to 60000; by default none.
+    #[arg(long, value_name = "F", value_parser = milliseconds, requires = "per_second")]
+    pub(crate) max_latency_ms: Option<f64>,
     /// Producers write fresh bytes into every payload and consumers read every byte; else payloads
     /// are handed over untouched.
     #[arg(long)]

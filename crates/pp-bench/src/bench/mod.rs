@@ -6,6 +6,7 @@ mod kernels;
 mod layout;
 mod link;
 mod on_gpu;
+mod paced;
 mod plan;
 mod report;
 mod simulate;
@@ -13,6 +14,7 @@ mod stages;
 mod video;
 
 use std::io::Write as _;
+use std::time::Duration;
 
 use pp_command::backend::{self, Backend, GpuBackend};
 use pp_command::env::Env;
@@ -22,6 +24,7 @@ use pp_contract::pipeline::StageSpec;
 use pp_device::Device;
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program};
 use pp_kernels::synthetic::Rate;
+use pp_runtime::core::Late;
 use pp_runtime::report::{Measures, View};
 use pp_transport::host::Host;
 
@@ -30,6 +33,7 @@ pub(crate) use self::kernels::kernels;
 use self::layout::{Stages, chunks};
 pub(crate) use self::link::link;
 use self::on_gpu::{GpuSink, GpuSource, GpuStage};
+use self::paced::Paced;
 use self::plan::SOURCE;
 use self::report::Overlap;
 use self::simulate::Work;
@@ -126,13 +130,25 @@ impl<'a> Run<'a> {
         let work = move |stage: &StageSpec| Work::new(self.how, stages.time_of(stage));
         let [first, last] = self.first_and_last();
         let (names, sink) = self.names();
-        let program = Program::new(SOURCE, move |_| {
-            Ok(Opened::new(BenchSource {
+        let program = Program::new(SOURCE, move |bell| {
+            let left = chunks(args, stages);
+            let paced = args.per_second.map(|rate| Paced::start(rate, left, bell));
+            let mut opened = Opened::new(BenchSource {
                 payloads,
-                left: chunks(args, stages),
+                left,
                 work: work(first),
                 touch: args.touch,
-            }))
+                paced: paced.transpose().map_err(anyhow::Error::new)?,
+                skipped: 0,
+            });
+            if args.per_second.is_some() {
+                opened.late = Late::Drop;
+            }
+            let most = args
+                .max_latency_ms
+                .map(|ms| Duration::from_secs_f64(ms / 1e3));
+            opened.max_latency = most;
+            Ok(opened)
         });
         let mut program = program.payloads(move |_, ()| most_bytes(args));
         for name in &names {
@@ -185,6 +201,7 @@ impl<'a> Run<'a> {
 /// Refuses work that cannot be done where the payloads lie.
 fn check(args: &OverlapArgs) -> Result<(), Error> {
     against::check(args)?;
+    paced::check(args)?;
     let refuse = |what: &str| Err(Error::Usage(what.into()));
     let of_gpus = TransportChoice::OF_GPUS;
     match (args.transport, args.simulate) {
@@ -250,6 +267,10 @@ impl Run<'_> {
             transport: finished.summary.transport,
             how: self.how,
             chunks: measured_chunks,
+            skipped: recorder
+                .records()
+                .map(|of| u64::from(of.skipped_frames))
+                .sum(),
             measures,
             against: args
                 .against

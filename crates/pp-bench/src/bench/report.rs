@@ -20,6 +20,8 @@ pub(super) struct Overlap<'a> {
     pub(super) how: Simulate,
     /// Chunks that were done.
     pub(super) chunks: u64,
+    /// Of the last 16,384 that were done: chunks that were dropped before them.
+    pub(super) skipped: u64,
     pub(super) measures: Measures,
     pub(super) against: Option<Against>,
     /// Half a round trip of one cache line between two cores, before the run.
@@ -42,7 +44,7 @@ impl Overlap<'_> {
 
     /// The run was ended early; the figures are those of the chunks that were done.
     fn was_interrupted(&self) -> bool {
-        self.chunks < chunks(self.args, self.stages)
+        self.chunks + self.skipped < chunks(self.args, self.stages)
     }
 
     /// The stages waited on the host's clock, and no GPU worked.
@@ -118,7 +120,10 @@ impl Serialize for Overlap<'_> {
         map.serialize_entry("efficiency_asked_by_mean_why_null", &asked_by_mean.err())?;
         map.serialize_entry("overlap_score", &m.overlap_score)?;
         map.serialize_entry("overlap_score_why_null", &m.overlap_score_why_null)?;
-        // From the admission of a chunk to its end: the source has nothing to read.
+        map.serialize_entry("per_second", &args.per_second)?;
+        map.serialize_entry("max_latency_ms", &args.max_latency_ms)?;
+        map.serialize_entry("chunks_skipped", &self.skipped)?;
+        // From the admission of a chunk to its end, where the source has nothing to read.
         map.serialize_entry("latency_ms", &m.latency_ms)?;
         map.serialize_entry("latency_mean_ms", &m.latency_mean_ms)?;
         map.serialize_entry("latency_p99_ms", &m.latency_p99_ms)?;
@@ -204,12 +209,23 @@ impl Overlap<'_> {
         }
         writeln!(
             f,
-            "latency from admission to acceptance {} ms median, {} ms mean, p99 {} ms, worst {} ms",
+            "latency from {} to acceptance {} ms median, {} ms mean, p99 {} ms, worst {} ms",
+            match self.args.per_second {
+                Some(_) => "arrival",
+                None => "admission",
+            },
             figure(m.latency_ms),
             figure(m.latency_mean_ms),
             figure(m.latency_p99_ms),
             figure(m.latency_max_ms)
         )?;
+        if let Some(rate) = self.args.per_second {
+            writeln!(
+                f,
+                "{rate} chunks/s arrived, {} of them were dropped",
+                self.skipped
+            )?;
+        }
         writeln!(f, "in flight at most {}", m.max_in_flight)?;
         for (rank, us) in self.drivers_us().into_iter().enumerate() {
             if let Some(us) = us {

@@ -12,6 +12,7 @@ use pp_runtime::stage::{
 use pp_transport::host::{RxLease, TxLease};
 
 use super::against::Payloads;
+use super::paced::Paced;
 use super::plan::BenchPlan;
 use super::simulate::{Work, consume, produce};
 
@@ -69,6 +70,10 @@ pub(super) struct BenchSource {
     pub(super) left: u64,
     pub(super) work: Work,
     pub(super) touch: bool,
+    /// When chunks are there, where the source does not wait.
+    pub(super) paced: Option<Paced>,
+    /// Chunks that were dropped before the next one.
+    pub(super) skipped: u32,
 }
 
 impl Source<TxLease> for BenchSource {
@@ -76,13 +81,30 @@ impl Source<TxLease> for BenchSource {
     type Carry = ();
 
     fn poll(&mut self) -> StageResult<Offer> {
-        Ok(match self.left {
-            0 => Offer::End,
+        Ok(match (self.left, &self.paced) {
+            (0, _) => Offer::End,
+            (left, Some(paced)) if paced.there_ns(left).is_none() => Offer::Later,
             _ => Offer::Chunk(Cut::None),
         })
     }
 
+    fn drop_late(&mut self, before_ns: u64) -> StageResult<u64> {
+        let before = self.left;
+        while self.oldest_ns().is_some_and(|at| at < before_ns)
+            && (self.paced.as_ref()).is_some_and(|paced| paced.there_ns(self.left - 1).is_some())
+        {
+            self.left -= 1;
+        }
+        self.skipped += (before - self.left) as u32;
+        Ok(before - self.left)
+    }
+
+    fn oldest_ns(&self) -> Option<u64> {
+        self.paced.as_ref()?.there_ns(self.left)
+    }
+
     fn build(&mut self, place: Place, slot: &mut TxLease) -> StageResult<Built<BenchPlan, ()>> {
+        let there_ns = self.oldest_ns();
         self.left -= 1;
         let chunk = place.chunk.get();
         self.work.run();
@@ -95,7 +117,10 @@ impl Source<TxLease> for BenchSource {
             chunk,
             hands_on: true,
         };
-        Ok(Built::new(plan, manifest.clone(), ()))
+        let mut built = Built::new(plan, manifest.clone(), ());
+        built.read_ns = there_ns.map(|at| (at, at));
+        built.skipped_frames = std::mem::take(&mut self.skipped);
+        Ok(built)
     }
 
     fn queued(&self) -> u32 {
