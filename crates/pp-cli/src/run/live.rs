@@ -66,12 +66,12 @@ impl Display for KeptUp {
 
 /// What of a report is played again.
 #[derive(Deserialize)]
-struct Report {
-    run: Run,
+struct ReplayedReport {
+    run: ReplayedRun,
 }
 
 #[derive(Deserialize)]
-struct Run {
+struct ReplayedRun {
     frames_per_chunk: u32,
     cuts: String,
     played: Played,
@@ -81,8 +81,8 @@ struct Run {
 fn read(path: &Path, args: &RunArgs) -> Result<Played, Error> {
     let refuse = |what: String| Error::Usage(format!("--replay {}: {what}", path.display()));
     let file = File::open(path).map_err(|e| refuse(e.to_string()))?;
-    let report = serde_json::from_reader::<_, Report>(BufReader::new(file));
-    let Report { run } = report.map_err(|e| refuse(format!("no report of pp run: {e}")))?;
+    let report = serde_json::from_reader::<_, ReplayedReport>(BufReader::new(file));
+    let ReplayedReport { run } = report.map_err(|e| refuse(format!("no report of pp run: {e}")))?;
     if !run.played.is_whole() {
         return Err(refuse("its lists were full before the run ended".into()));
     }
