@@ -17,6 +17,7 @@ use pp_runtime::schedule::Runnable;
 use pp_runtime::stage::Source;
 use pp_transport::backend::{Backend, EdgeEnd};
 use pp_transport::bell::Bell;
+use pp_transport::edge::Capabilities;
 use pp_transport::host::EdgeShape;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -62,15 +63,9 @@ impl ThisRank<'_> {
             Err(error) => return Err(give_up(joined, error)),
         };
         let options = RankOptions {
-            restarts,
-            context_chunks: briefing.context_chunks,
-            steps: briefing.steps,
-            order: self.order(),
-            flight: self.context.flight.recorder(),
             has_failed: B::has_failed_for_all,
             live,
-            say: crate::end::say_aside,
-            ..RankOptions::new(pipeline.clone(), self.job.depth, backend.capabilities())
+            ..self.options(&briefing, backend.capabilities())
         };
         let shapes = self.shapes(briefing.context_chunks);
         let slot_bytes =
@@ -127,6 +122,19 @@ impl ThisRank<'_> {
                 },
             ),
             None => Ok(()),
+        }
+    }
+
+    /// How this rank runs, as the job and its source have it.
+    fn options<T>(&self, briefing: &Briefing<T>, capabilities: Capabilities) -> RankOptions {
+        RankOptions {
+            restarts: self.job.restarts,
+            context_chunks: briefing.context_chunks,
+            steps: briefing.steps,
+            order: self.order(),
+            flight: self.context.flight.recorder(),
+            say: crate::end::say_aside,
+            ..RankOptions::new(self.job.pipeline.clone(), self.job.depth, capabilities)
         }
     }
 
