@@ -51,6 +51,7 @@ impl ThisRank<'_> {
         program.check(pipeline)?;
         let profile = self.profile(profile);
         let bell = Bell::new().map_err(anyhow::Error::new)?;
+        self.context.signs.start(backend.memory_probe());
         if restarts > 0 && self.rank() != RANK_0 {
             backend.load_ahead();
         }
