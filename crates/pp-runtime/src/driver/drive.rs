@@ -190,6 +190,7 @@ where
                     lap: 0,
                     starts_epoch,
                     rebuilds,
+                    steps: None,
                 });
             }
             Decision::RunOverlapped { stages } => return self.work_overlapped(stages),
