@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 use std::{fmt, io};
 
 use pp_contract::{Fault, Pipeline, Rank};
@@ -279,6 +280,19 @@ impl Viewer {
             }
         };
         let _ = self.0.ended.set((ended.0, ended.1, now_ns()));
+    }
+
+    /// Says whether the job has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.0.ended.get().is_some()
+    }
+
+    /// Waits shortly, if somebody looks, until nobody does any more: who looks is told the end, and leaves.
+    pub(crate) fn show_the_end(&self) {
+        let until = Instant::now() + 2 * crate::times::LAST_SEEN_WITHIN;
+        while self.is_watched() && Instant::now() < until {
+            std::thread::sleep(crate::times::LOOK_EVERY);
+        }
     }
 
     /// Takes in the records that wait.
