@@ -1,9 +1,11 @@
 //! The life of a job in one process: the supervisor's, a rank's, or that of a job of one process.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use anyhow::Context as _;
 use pp_transport::launch::{Launch, LocalJob};
@@ -120,7 +122,30 @@ impl Job<'_> {
     /// Shows this job, from its rank 0.
     fn viewer(&self, signs: &Signs) -> Viewer {
         let devices = self.devices.iter().map(ToString::to_string).collect();
-        Viewer::new(AboutJob::of(self), self.pipeline, devices, signs.clone())
+        Viewer::new(self.about(), self.pipeline, devices, signs.clone())
+    }
+
+    /// What this process runs.
+    fn about(&self) -> AboutJob {
+        let mut words = std::env::args_os().map(|word| {
+            let name = Path::new(&word).file_name().unwrap_or_default().to_owned();
+            name.to_string_lossy().chars().take(64).collect::<String>()
+        });
+        let program = words.next().unwrap_or_default();
+        // The program is what the interpreter runs.
+        let script = words.next().filter(|_| program.starts_with("python"));
+        let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        AboutJob {
+            pid: std::process::id(),
+            number: self.number,
+            program: script.unwrap_or(program),
+            host: rustix::system::uname().nodename().to_string_lossy().into(),
+            pipeline: self.pipeline.to_string(),
+            depth: self.depth,
+            restarts_allowed: self.restarts,
+            started_unix_s: started.map_or(0, |time| time.as_secs()),
+            pp_version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
     }
 
     /// What the parts of this rank share. It takes signals as long as the second value lives, or from its supervisor where

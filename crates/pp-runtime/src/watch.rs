@@ -43,6 +43,7 @@ use pp_transport::control::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::aside::Aside;
+pub use self::aside::OnFault;
 use self::core::{Core, Effect, Event, misbehaved};
 use crate::progress::{Stall, Stalled, StuckLimits};
 use crate::switch::{Alarm, Switch};
@@ -85,9 +86,6 @@ pub type OnSign = Box<dyn FnMut(Sign) + Send>;
 
 /// What is done when nothing reacts to a fault.
 pub type OnStuck = Box<dyn FnOnce(&Fault) + Send>;
-
-/// What is done about a fault beside ending for it.
-pub type OnFault = Box<dyn FnOnce(&Fault) + Send>;
 
 /// What came of a peer for the caller.
 enum Item {

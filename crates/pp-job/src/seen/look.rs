@@ -1,13 +1,35 @@
 //! A snapshot, from records and what else is known.
 
+use std::collections::BTreeMap;
+
 use pp_contract::{Fault, Pipeline, Rank, StageSpec};
-use pp_runtime::report::{ChunkRecord, Measures, Recorder, StageMeasures, default_warm_up};
+use pp_runtime::report::{
+    ChunkRecord, Measures, Recorder, Restart, StageMeasures, default_warm_up,
+};
+use pp_transport::control::Vitals;
 
 use super::snapshot::{
-    ChunkView, FaultView, JobState, RankView, RecentFigures, RestartView, RunTotals, Snapshot,
-    StageView,
+    AboutJob, ChunkView, FaultView, HowEnded, JobState, RankView, RecentFigures, RestartView,
+    RunTotals, Snapshot, StageView,
 };
-use super::viewer::Facts;
+use crate::shared::SharedDevice;
+
+/// What a snapshot is made of, beside the records.
+pub(super) struct Facts<'a> {
+    pub(super) about: &'a AboutJob,
+    pub(super) pipeline: &'a Pipeline,
+    pub(super) devices: &'a [String],
+    pub(super) started_ns: u64,
+    pub(super) now_ns: u64,
+    pub(super) state: JobState,
+    pub(super) ended: Option<&'a (HowEnded, Option<Fault>, u64)>,
+    pub(super) forgotten: u64,
+    pub(super) restarts: Vec<Restart>,
+    pub(super) shared: Vec<SharedDevice>,
+    pub(super) vitals: BTreeMap<Rank, (Vitals, u64)>,
+    pub(super) lost_records: u64,
+    pub(super) thumbnails: [bool; 2],
+}
 
 /// Frames a second are counted over so long.
 const COUNTED_NS: u64 = 10_000_000_000;

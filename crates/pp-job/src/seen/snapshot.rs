@@ -3,12 +3,7 @@
 //! Keys are those of the report (docs/report.md) where the report has the figure. Every list is bounded: by the stages and
 //! ranks of the pipeline, by [`Snapshot::CHUNKS`] or by [`Snapshot::RESTARTS`].
 
-use std::path::Path;
-use std::time::SystemTime;
-
 use serde::{Deserialize, Serialize};
-
-use crate::job::Job;
 
 /// What a job looked like at one moment. Moments that end in `_ns` are of the monotonic clock of rank 0; a figure that is
 /// unknown is null.
@@ -70,31 +65,6 @@ pub struct AboutJob {
     pub started_unix_s: u64,
     /// The version of the library.
     pub pp_version: String,
-}
-
-impl AboutJob {
-    /// What this process runs.
-    pub(crate) fn of(job: &Job<'_>) -> Self {
-        let mut words = std::env::args_os().map(|word| {
-            let name = Path::new(&word).file_name().unwrap_or_default().to_owned();
-            name.to_string_lossy().chars().take(64).collect::<String>()
-        });
-        let program = words.next().unwrap_or_default();
-        // The program is what the interpreter runs.
-        let script = words.next().filter(|_| program.starts_with("python"));
-        let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        Self {
-            pid: std::process::id(),
-            number: job.number,
-            program: script.unwrap_or(program),
-            host: rustix::system::uname().nodename().to_string_lossy().into(),
-            pipeline: job.pipeline.to_string(),
-            depth: job.depth,
-            restarts_allowed: job.restarts,
-            started_unix_s: started.map_or(0, |time| time.as_secs()),
-            pp_version: env!("CARGO_PKG_VERSION").to_owned(),
-        }
-    }
 }
 
 /// Where a job is in its life.

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 use std::{fmt, io};
 
@@ -21,9 +21,9 @@ use pp_runtime::switch::Switch;
 use pp_transport::control::Vitals;
 use serde::Serialize;
 
-use super::look;
+use super::look::{self, Facts};
 use super::snapshot::{AboutJob, HowEnded, JobState, RunTotals, Snapshot, Thumb, Thumbnail};
-use super::vitals::Signs;
+use super::vitals::{Signs, lock};
 use crate::error::Error;
 use crate::shared::SharedDevice;
 
@@ -83,23 +83,6 @@ struct Life {
     vitals: BTreeMap<Rank, (Vitals, u64)>,
 }
 
-/// What a snapshot is made of, beside the records.
-pub(super) struct Facts<'a> {
-    pub(super) about: &'a AboutJob,
-    pub(super) pipeline: &'a Pipeline,
-    pub(super) devices: &'a [String],
-    pub(super) started_ns: u64,
-    pub(super) now_ns: u64,
-    pub(super) state: JobState,
-    pub(super) ended: Option<&'a (HowEnded, Option<Fault>, u64)>,
-    pub(super) forgotten: u64,
-    pub(super) restarts: Vec<Restart>,
-    pub(super) shared: Vec<SharedDevice>,
-    pub(super) vitals: BTreeMap<Rank, (Vitals, u64)>,
-    pub(super) lost_records: u64,
-    pub(super) thumbnails: [bool; 2],
-}
-
 /// Somebody looks, as long as this lives.
 #[derive(Debug)]
 pub struct Watching(Viewer);
@@ -154,7 +137,7 @@ impl Viewer {
     /// What `out` returns.
     pub fn write_report(&self, out: impl io::Write) -> io::Result<()> {
         #[derive(Serialize)]
-        struct Run<'a> {
+        struct SoFar<'a> {
             pp_version: &'a str,
             state: JobState,
             restarts: u64,
@@ -165,7 +148,7 @@ impl Viewer {
         }
         let window = self.drained();
         let facts = self.facts();
-        let run = Run {
+        let run = SoFar {
             pp_version: &facts.about.pp_version,
             state: facts.state,
             restarts: facts.forgotten + facts.restarts.len() as u64,
@@ -385,8 +368,4 @@ impl fmt::Debug for Viewer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Viewer").field(&self.0.about).finish()
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

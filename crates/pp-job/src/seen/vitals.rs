@@ -5,24 +5,17 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
-use std::time::Instant;
 
 use pp_runtime::switch::Switch;
-use pp_runtime::times::SEND_WITHIN;
 use pp_transport::backend::MemoryProbe;
-use pp_transport::control::{ControlSender, Message, Vitals};
+use pp_transport::control::Vitals;
 
-use super::viewer::{Viewer, lock};
 use crate::times::SEEN_EVERY;
 
-/// Where the vital signs go.
-pub(crate) enum Towards {
-    /// Rank 0 shows its own.
-    Here(Viewer),
-    Rank0(ControlSender),
-}
+/// Takes the vital signs; may wait.
+pub(crate) type Towards = Arc<dyn Fn(Vitals) + Send + Sync>;
 
 /// The vital signs of this rank. Clones are of the same rank.
 #[derive(Clone, Default)]
@@ -34,7 +27,7 @@ struct Asked {
     is_over: AtomicBool,
     thread: OnceLock<Thread>,
     /// The driver that runs now, and who is told. Held for assignments alone.
-    of: Mutex<Option<(Switch, Arc<Towards>)>>,
+    of: Mutex<Option<(Switch, Towards)>>,
 }
 
 impl Signs {
@@ -51,7 +44,7 @@ impl Signs {
     /// From now on they are those of this driver. They are not asked for yet.
     pub(crate) fn attach(&self, switch: &Switch, towards: Towards) {
         self.0.is_on.store(false, Ordering::Release);
-        *lock(&self.0.of) = Some((switch.clone(), Arc::new(towards)));
+        *lock(&self.0.of) = Some((switch.clone(), towards));
     }
 
     /// They are asked for, once a second, or no more. Never waits.
@@ -90,13 +83,7 @@ impl Asked {
                     queued: switch.queued(),
                     device_bytes: probe.and_then(|probe| probe()).unwrap_or_default(),
                 };
-                match &*towards {
-                    Towards::Here(viewer) => viewer.hear(crate::RANK_0, vitals),
-                    // One that is not sent is missed by nobody.
-                    Towards::Rank0(to) => {
-                        let _ = to.send(&Message::Vitals(vitals), Instant::now() + SEND_WITHIN);
-                    }
-                }
+                towards(vitals);
             }
             std::thread::park_timeout(SEEN_EVERY);
         }
@@ -114,4 +101,9 @@ impl fmt::Debug for Signs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Signs").field(&self.0.is_on).finish()
     }
+}
+
+/// Takes a lock that is held for assignments alone, or by those who look.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use pp_contract::{Fault, Rank};
 
-use super::OnFault;
+/// What is done about a fault beside ending for it.
+pub type OnFault = Box<dyn FnOnce(&Fault) + Send>;
 
 /// A thread that waits for the first fault, to do about it what may take as long as it likes. It is
 /// there from the beginning: a machine that is in trouble may have no thread to give.
