@@ -13,6 +13,8 @@ use crate::end::end_now;
 use crate::error::{Error, code_of, indented};
 use crate::flight::Flight;
 use crate::reports::{Report, Reporter};
+use crate::seen::Viewer;
+use crate::seen::vitals::Signs;
 use crate::shared::SharedDevice;
 use crate::signals::Signals;
 
@@ -29,6 +31,10 @@ pub(crate) struct Context {
     pub(crate) caller: Option<Arc<Caller>>,
     /// The GPUs that several ranks share; on rank 0.
     pub(crate) shared: Mutex<Vec<SharedDevice>>,
+    /// Shows the job; on rank 0.
+    pub(crate) viewer: Option<Viewer>,
+    /// The vital signs of this rank.
+    pub(crate) signs: Signs,
 }
 
 impl Context {
@@ -44,6 +50,9 @@ impl Context {
     /// ranks.
     pub(crate) fn attach(&self, switch: &Switch) {
         self.signals.attach(switch);
+        if let Some(viewer) = &self.viewer {
+            viewer.connected(switch, &self.lock_shared());
+        }
         let reporter = self.reporter.clone();
         switch.when_served(move || _ = reporter.tell(Report::Served));
     }
@@ -56,6 +65,9 @@ impl Context {
             }
             error => error,
         };
+        if let Some(viewer) = &self.viewer {
+            viewer.end(Err(&error));
+        }
         if error.is_told() {
             return error;
         }
@@ -77,6 +89,9 @@ impl Context {
                 std::thread::park();
             }
         }
+        if let Some(viewer) = &self.viewer {
+            viewer.end(Err(&Error::from(fault.clone())));
+        }
         let (fault, context) = (fault.clone(), Arc::clone(self));
         let code = match fault.kind {
             FaultKind::Interrupted => 128 + self.signals.aborted_by(),
@@ -91,6 +106,9 @@ impl Context {
                 let hint = context.flight.hint().unwrap_or_default();
                 let below = indented(&fault.below());
                 let _ = writeln!(std::io::stderr(), "pp: error: {fault}{hint}{below}");
+            }
+            if let Some(viewer) = &context.viewer {
+                viewer.show_the_end();
             }
             end_now(code)
         });

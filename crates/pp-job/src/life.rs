@@ -1,9 +1,11 @@
 //! The life of a job in one process: the supervisor's, a rank's, or that of a job of one process.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use anyhow::Context as _;
 use pp_transport::launch::{Launch, LocalJob};
@@ -19,6 +21,9 @@ use crate::hearing::Hearing;
 use crate::interrupt::take_signals;
 use crate::job::{Job, ThisRank, check_world};
 use crate::reports::{Report, Reporter};
+use crate::seen::socket::Server;
+use crate::seen::vitals::Signs;
+use crate::seen::{AboutJob, Viewer};
 use crate::signals::Signals;
 use crate::supervisor::{bind_to_parent, supervise};
 
@@ -95,6 +100,9 @@ impl Job<'_> {
             launch,
             job: self,
         };
+        let viewer = context.viewer.clone();
+        let folder = self.config.runtime_folder.as_deref();
+        let shown = viewer.and_then(|viewer| Server::start(viewer, folder));
         let done = context.catch(launch, || {
             rank(this)?;
             if launch.rank() == RANK_0 {
@@ -102,8 +110,42 @@ impl Job<'_> {
             }
             Ok(())
         });
+        if let Some(viewer) = &context.viewer {
+            viewer.end(done.as_ref().map(|&()| ()));
+        }
+        context.signs.end();
+        drop(shown);
         log_aside(|| tracing::info!("the rank ends"));
         done
+    }
+
+    /// Shows this job, from its rank 0.
+    fn viewer(&self, signs: &Signs) -> Viewer {
+        let devices = self.devices.iter().map(ToString::to_string).collect();
+        Viewer::new(self.about(), self.pipeline, devices, signs.clone())
+    }
+
+    /// What this process runs.
+    fn about(&self) -> AboutJob {
+        let mut words = std::env::args_os().map(|word| {
+            let name = Path::new(&word).file_name().unwrap_or_default().to_owned();
+            name.to_string_lossy().chars().take(64).collect::<String>()
+        });
+        let program = words.next().unwrap_or_default();
+        // The program is what the interpreter runs.
+        let script = words.next().filter(|_| program.starts_with("python"));
+        let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        AboutJob {
+            pid: std::process::id(),
+            number: self.number,
+            program: script.unwrap_or(program),
+            host: rustix::system::uname().nodename().to_string_lossy().into(),
+            pipeline: self.pipeline.to_string(),
+            depth: self.depth,
+            restarts_allowed: self.restarts,
+            started_unix_s: started.map_or(0, |time| time.as_secs()),
+            pp_version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
     }
 
     /// What the parts of this rank share. It takes signals as long as the second value lives, or from its supervisor where
@@ -121,6 +163,8 @@ impl Job<'_> {
             reporter.live(caller.is_some())?;
         }
         let flight = Flight::open(launch, self.config, &reporter)?;
+        let signs = Signs::default();
+        let is_first = launch.rank() == RANK_0;
         let context = Arc::new(Context {
             config: self.config.clone(),
             rank: reporter.rank,
@@ -130,6 +174,8 @@ impl Job<'_> {
             is_met: AtomicBool::new(false),
             caller: caller.cloned(),
             shared: Mutex::default(),
+            viewer: is_first.then(|| self.viewer(&signs)),
+            signs,
         });
         if let Some(caller) = caller {
             caller.hears(Arc::clone(&context) as _);

@@ -28,6 +28,7 @@ use crate::RANK_0;
 use crate::error::{Error, caught};
 use crate::job::ThisRank;
 use crate::program::{Finished, Opened, Program};
+use crate::seen::Viewer;
 
 impl ThisRank<'_> {
     /// Runs this rank to its end: meets the other ranks, compares plan, profile and backend, connects, and runs its
@@ -52,10 +53,7 @@ impl ThisRank<'_> {
         program.check(pipeline)?;
         let profile = self.profile(profile);
         let bell = Bell::new().map_err(anyhow::Error::new)?;
-        if restarts > 0 && self.rank() != RANK_0 {
-            backend.load_ahead();
-        }
-        let (joined, briefed) = self.meet::<S::Plan, B, T>(&backend, &profile)?;
+        let (joined, briefed) = self.meet::<S::Plan, B, T>(&mut backend, &profile)?;
         let who = format!("rank {}", self.rank());
         let opened = caught(who, || self.open(briefed, &mut program, &bell));
         let (stages, generation, briefing, live) = match opened {
@@ -63,6 +61,7 @@ impl ThisRank<'_> {
             Err(error) => return Err(give_up(joined, error)),
         };
         let options = RankOptions {
+            tap: self.context.viewer.as_ref().map(Viewer::tap),
             has_failed: B::has_failed_for_all,
             live,
             ..self.options(&briefing, backend.capabilities())
@@ -159,9 +158,13 @@ impl ThisRank<'_> {
     /// Meets the other ranks for the first time. Gives none of them if one came and went that may be started again.
     fn meet<P: Plan, B: Backend, T: DeserializeOwned>(
         &self,
-        backend: &B,
+        backend: &mut B,
         profile: &Profile,
     ) -> Result<(Option<JoinedRank>, Option<Briefed<T>>), Error> {
+        self.context.signs.start(backend.memory_probe());
+        if self.job.restarts > 0 && self.rank() != RANK_0 {
+            backend.load_ahead();
+        }
         let within = self.context.config.meet_within;
         loop {
             let joined = join::join::<P, B>(self, backend, profile, within);

@@ -9,12 +9,13 @@ use pp_contract::{Fault, Generation, Pipeline, Rank, with_source};
 use pp_runtime::clock::now_ns;
 use pp_runtime::driver::of_all_clients;
 use pp_runtime::switch::Switch;
+use pp_runtime::times::SEND_WITHIN;
 use pp_runtime::watch::{OnStuck, Watch};
 use pp_transport::backend::{
     Ahead, Backend, Connect, EdgeEnd, End, Neighbours, OnFrame, Peer, compare,
 };
 use pp_transport::bell::Bell;
-use pp_transport::control::{ControlSender, SocketKind};
+use pp_transport::control::{ControlSender, Message, SocketKind};
 use pp_transport::error::TransportError;
 use pp_transport::group::Members;
 use pp_transport::host::EdgeShape;
@@ -22,7 +23,9 @@ use pp_transport::host::EdgeShape;
 use super::failover::Aborts;
 use super::join::JoinedRank;
 use super::memory::{Need, bytes_of};
+use crate::RANK_0;
 use crate::error::Error;
+use crate::seen::vitals::Towards;
 use crate::times;
 
 /// What a rank runs with: its edges, by number.
@@ -195,6 +198,19 @@ impl JoinedRank {
             Box::new(move |fault| failover.on_stuck_driver(&context, fault))
         });
         self.context.flight.follow(&switch);
+        // Before the peers are heard: rank 0 asks for vital signs anew.
+        let towards: Towards = match self.context.viewer.clone() {
+            Some(viewer) => Arc::new(move |vitals| viewer.hear(RANK_0, vitals)),
+            None => {
+                let rank_0 = self.set_up.sender(RANK_0).clone();
+                // What is not sent is missed by nobody.
+                Arc::new(move |vitals| {
+                    let by = Instant::now() + SEND_WITHIN;
+                    _ = rank_0.send(&Message::Vitals(vitals), by);
+                })
+            }
+        };
+        self.context.signs.attach(&switch, towards);
         let watch = self.set_up.run(switch.clone(), on_frame, on_stuck)?;
         Ok((switch, watch))
     }

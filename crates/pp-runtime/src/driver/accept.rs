@@ -97,6 +97,9 @@ where
         self.run.clock.place(&mut record);
         record.late = self.run.live.is_late(record.latency_ns());
         let keeps_up = self.keeps_up(&record);
+        if let Some(tap) = &self.run.options.tap {
+            tap.take(&record);
+        }
         self.run.recorder.push(record);
         if is_stale {
             // The send is not poisoned: its slot is reclaimed when the transfer is done.

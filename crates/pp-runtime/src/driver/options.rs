@@ -6,6 +6,7 @@ use pp_contract::Pipeline;
 use pp_transport::edge::Capabilities;
 use pp_transport::flight::FlightRecorder;
 
+use super::tap::Tap;
 use crate::core::{LiveOptions, Order};
 
 /// How a rank runs.
@@ -30,6 +31,8 @@ pub struct RankOptions {
     pub order: Order,
     /// Keeps the latest messages of this rank.
     pub flight: FlightRecorder,
+    /// Shows the record of each chunk to another thread, on the rank of the source.
+    pub tap: Option<Tap>,
     /// How the job keeps up with its source; a fixed order keeps up with none.
     pub live: LiveOptions,
     /// Says a line to the user: the job falls behind. It must not wait.
@@ -49,6 +52,7 @@ impl RankOptions {
             has_failed: || false,
             order: Order::Streaming,
             flight: FlightRecorder::off(),
+            tap: None,
             live: LiveOptions::default(),
             say: drop,
         }

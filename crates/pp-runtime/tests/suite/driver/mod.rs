@@ -360,6 +360,7 @@ fn watch_options(limits: Option<StuckLimits>) -> WatchOptions {
         limits,
         on_stuck: Box::new(|_| {}),
         on_fault: None,
+        on_sign: None,
     }
 }
 
