@@ -13,6 +13,7 @@ use crate::end::end_now;
 use crate::error::{Error, code_of, indented};
 use crate::flight::Flight;
 use crate::reports::{Report, Reporter};
+use crate::seen::Viewer;
 use crate::shared::SharedDevice;
 use crate::signals::Signals;
 
@@ -29,6 +30,8 @@ pub(crate) struct Context {
     pub(crate) caller: Option<Arc<Caller>>,
     /// The GPUs that several ranks share; on rank 0.
     pub(crate) shared: Mutex<Vec<SharedDevice>>,
+    /// Shows the job; on rank 0.
+    pub(crate) viewer: Option<Viewer>,
 }
 
 impl Context {
@@ -44,6 +47,9 @@ impl Context {
     /// ranks.
     pub(crate) fn attach(&self, switch: &Switch) {
         self.signals.attach(switch);
+        if let Some(viewer) = &self.viewer {
+            viewer.connected(switch, &self.lock_shared());
+        }
         let reporter = self.reporter.clone();
         switch.when_served(move || _ = reporter.tell(Report::Served));
     }
@@ -56,6 +62,9 @@ impl Context {
             }
             error => error,
         };
+        if let Some(viewer) = &self.viewer {
+            viewer.end(Err(&error));
+        }
         if error.is_told() {
             return error;
         }

@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::end::{end_now, leave, say};
 use crate::error::{Error, caught};
+use crate::seen::Viewer;
 
 /// Runs `program`, prints its error as one line, and below it the text of its fault if it has one, and ends the process with
 /// the matching exit code. It does not return, so values that the caller holds are not dropped. Call it as the last expression
@@ -248,6 +249,12 @@ impl ThisRank<'_> {
     #[must_use]
     pub fn devices(&self) -> &[DeviceName] {
         self.job.devices
+    }
+
+    /// Shows the job while it runs, to whoever serves that; `None` on any other rank than 0.
+    #[must_use]
+    pub fn viewer(&self) -> Option<Viewer> {
+        self.context.viewer.clone()
     }
 
     /// Which stages stand on which ranks.

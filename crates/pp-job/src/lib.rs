@@ -54,6 +54,7 @@ mod rank;
 mod recordings;
 mod reports;
 mod running;
+pub mod seen;
 mod shared;
 mod signal_names;
 mod signals;

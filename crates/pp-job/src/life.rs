@@ -19,6 +19,7 @@ use crate::hearing::Hearing;
 use crate::interrupt::take_signals;
 use crate::job::{Job, ThisRank, check_world};
 use crate::reports::{Report, Reporter};
+use crate::seen::{AboutJob, Viewer};
 use crate::signals::Signals;
 use crate::supervisor::{bind_to_parent, supervise};
 
@@ -102,8 +103,17 @@ impl Job<'_> {
             }
             Ok(())
         });
+        if let Some(viewer) = &context.viewer {
+            viewer.end(done.as_ref().map(|&()| ()));
+        }
         log_aside(|| tracing::info!("the rank ends"));
         done
+    }
+
+    /// Shows this job, from its rank 0.
+    fn viewer(&self) -> Viewer {
+        let devices = self.devices.iter().map(ToString::to_string);
+        Viewer::new(AboutJob::of(self), self.pipeline, devices.collect())
     }
 
     /// What the parts of this rank share. It takes signals as long as the second value lives, or from its supervisor where
@@ -130,6 +140,7 @@ impl Job<'_> {
             is_met: AtomicBool::new(false),
             caller: caller.cloned(),
             shared: Mutex::default(),
+            viewer: (launch.rank() == RANK_0).then(|| self.viewer()),
         });
         if let Some(caller) = caller {
             caller.hears(Arc::clone(&context) as _);

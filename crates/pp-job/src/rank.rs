@@ -26,6 +26,7 @@ use crate::RANK_0;
 use crate::error::{Error, caught};
 use crate::job::ThisRank;
 use crate::program::{Finished, Opened, Program};
+use crate::seen::Viewer;
 
 impl ThisRank<'_> {
     /// Runs this rank to its end: meets the other ranks, compares plan, profile and backend, connects, and runs its
@@ -66,6 +67,7 @@ impl ThisRank<'_> {
             steps: briefing.steps,
             order: self.order(),
             flight: self.context.flight.recorder(),
+            tap: self.context.viewer.as_ref().map(Viewer::tap),
             has_failed: B::has_failed_for_all,
             ..RankOptions::new(pipeline.clone(), self.job.depth, backend.capabilities())
         };

@@ -43,6 +43,11 @@ pub(crate) const ABORTED_WITHIN: Duration = Duration::from_secs(1);
 /// reads the last reports, which are in the pipe.
 pub(crate) const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
+/// The queue of records is emptied this often where nobody looks.
+pub(crate) const DRAINED_EVERY: Duration = Duration::from_millis(100);
+/// Time between two snapshots, two pictures, and two messages of vital signs.
+pub(crate) const SEEN_EVERY: Duration = Duration::from_secs(1);
+
 /// Time between two lines of a rank that waits for another: the user may have forgotten to start one.
 pub(crate) const TELL_EVERY: Duration = Duration::from_secs(5);
 /// Time between two such lines where a supervisor watches the ranks, which may load for long.

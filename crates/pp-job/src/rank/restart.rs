@@ -161,6 +161,9 @@ where
             return Err(used_up(fault, &causes, restarts, is_supervised).into());
         }
         meeting.make_ahead(this.rank());
+        if let Some(viewer) = &context.viewer {
+            viewer.lost(&fault);
+        }
         causes.push(fault);
     }
 }
@@ -194,6 +197,9 @@ fn begin<B: Backend, S: Source<B::Tx>>(
 ) -> (Switch, Watch, Arc<Aborts>) {
     let context = this.context;
     if let Some(why) = lost.and_then(|lost| context.reporter.why_lost(lost.rank)) {
+        if let Some(viewer) = &context.viewer {
+            viewer.explain(&why);
+        }
         run.explain(why);
     }
     context.attach(&ready.switch);

@@ -94,6 +94,9 @@ where
         record.sink_queue = self.run.stages.work.last().map_or(0, |last| last.queued());
         let mut record = std::mem::take(record);
         self.run.clock.place(&mut record);
+        if let Some(tap) = &self.run.options.tap {
+            tap.take(&record);
+        }
         self.run.recorder.push(record);
         if is_stale {
             // The send is not poisoned: its slot is reclaimed when the transfer is done.

@@ -23,9 +23,11 @@ mod retained;
 mod session;
 mod source;
 mod stages;
+mod tap;
 mod work;
 
 pub use self::drive::Driven;
 pub use self::options::RankOptions;
 pub use self::rank::{RankRun, Summary, of_all_clients};
+pub use self::tap::Tap;
 pub use self::work::{BoxedStage, NoSource, Stages};

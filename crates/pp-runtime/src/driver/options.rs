@@ -6,6 +6,7 @@ use pp_contract::Pipeline;
 use pp_transport::edge::Capabilities;
 use pp_transport::flight::FlightRecorder;
 
+use super::tap::Tap;
 use crate::core::Order;
 
 /// How a rank runs.
@@ -30,6 +31,8 @@ pub struct RankOptions {
     pub order: Order,
     /// Keeps the latest messages of this rank.
     pub flight: FlightRecorder,
+    /// Shows the record of each chunk to another thread, on the rank of the source.
+    pub tap: Option<Tap>,
 }
 
 impl RankOptions {
@@ -45,6 +48,7 @@ impl RankOptions {
             has_failed: || false,
             order: Order::Streaming,
             flight: FlightRecorder::off(),
+            tap: None,
         }
     }
 
