@@ -19,6 +19,8 @@ pub(crate) enum Route {
     Page,
     /// What the page shows.
     Snapshot,
+    /// The same, a second later, or as soon as the job ends.
+    Next,
     /// The report so far.
     Report,
     /// For Prometheus.
@@ -36,6 +38,7 @@ impl Route {
         Some(match path {
             "/" => Self::Page,
             "/snapshot.json" => Self::Snapshot,
+            "/next.json" => Self::Next,
             "/report.json" => Self::Report,
             "/metrics" => Self::Metrics,
             "/thumb/before" => Self::Before,
@@ -66,6 +69,15 @@ impl Access {
             token,
             address,
             name: (!address.is_loopback()).then(name).flatten(),
+        }
+    }
+
+    /// That of tests: a known token, and a machine of this name.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn of_test(address: &str, name: Option<&str>) -> Self {
+        Self {
+            name: name.map(String::from),
+            ..Self::new(Token::of_test(), address.parse().expect("an address"))
         }
     }
 
@@ -133,44 +145,13 @@ impl Access {
     }
 }
 
-/// A request of any bytes: the first line of the script is the target, each other one a header. Only the token opens a route.
-#[cfg(any(test, feature = "fuzz"))]
-pub fn request(bytes: &[u8]) {
-    let token = Token::of_test();
-    for address in ["127.0.0.1:80", "[::]:80", "192.0.2.7:80"] {
-        let access = Access {
-            name: Some("machine".into()),
-            ..Access::new(token.clone(), address.parse().expect("an address"))
-        };
-        let mut lines = bytes.split(|byte| *byte == b'\n');
-        let target = lines.next().unwrap_or_default();
-        let mut request = hyper::Request::get(target);
-        for line in lines {
-            let (name, value) = line.split_at(line.iter().position(|byte| *byte == b':').unwrap_or(0));
-            request = request.header(name, value.get(1..).unwrap_or_default());
-        }
-        let Ok(request) = request.body(()) else { continue };
-        let (request, ()) = request.into_parts();
-        let has_token = bytes.windows(16).any(|window| token.is(window));
-        match access.judge(&request) {
-            Ok(Route::Health) => {}
-            Ok(_) => assert!(has_token),
-            Err(status) => assert!(status.is_client_error()),
-        }
-        // The others differ in nothing but the host.
-        assert!(request.headers.contains_key(HOST) || access.judge(&request).is_err());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn judge(address: &str, script: &str) -> Result<Route, StatusCode> {
-        let access = Access {
-            name: Some("machine".into()).filter(|_| !address.starts_with("127")),
-            ..Access::new(Token::of_test(), address.parse().unwrap())
-        };
+        let name = Some("machine").filter(|_| !address.starts_with("127"));
+        let access = Access::of_test(address, name);
         let (line, headers) = script.split_once('\n').unwrap_or((script, ""));
         let (method, target) = line.split_once(' ').unwrap();
         let mut request = hyper::Request::builder().method(method).uri(target);
@@ -189,6 +170,7 @@ mod tests {
         for (target, route) in [
             ("/", Route::Page),
             ("/snapshot.json", Route::Snapshot),
+            ("/next.json", Route::Next),
             ("/report.json", Route::Report),
             ("/metrics", Route::Metrics),
             ("/thumb/before", Route::Before),

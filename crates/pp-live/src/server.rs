@@ -8,7 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::future::{Future, ready};
+use std::future::Future;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
@@ -41,6 +41,18 @@ pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) const ANSWERS: u32 = 20;
 /// The most callers in a second. Those above wait in the queue of the kernel.
 pub(crate) const CALLS: u32 = 50;
+/// Between two snapshots, to whoever asks for the next.
+const NEXT_AFTER: Duration = Duration::from_secs(1);
+/// Those who wait for the next have taken it so long after the end.
+const TOLD_WITHIN: Duration = Duration::from_millis(200);
+/// What every answer has.
+const HEADERS: [(&str, &str); 5] = [
+    ("cache-control", "no-store"),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("x-frame-options", "DENY"),
+];
 /// After an accept that failed, as where no descriptor is left.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
@@ -94,11 +106,14 @@ impl Pace {
     }
 }
 
-/// What is asked of all connections, and the answers.
+/// What all connections share: who is let in, and the answers.
 pub(crate) struct Desk<A> {
-    pub(crate) access: Access,
+    access: Access,
     pace: RefCell<Pace>,
     answers: A,
+    /// The job has ended.
+    ended: Notify,
+    open: Cell<usize>,
 }
 
 impl<A: Fn(Route) -> Answer> Desk<A> {
@@ -108,28 +123,38 @@ impl<A: Fn(Route) -> Answer> Desk<A> {
             access,
             pace: RefCell::new(Pace::new(ANSWERS)),
             answers,
+            ended: Notify::new(),
+            open: Cell::new(0),
         }
     }
 
-    fn answer(&self, request: &Parts) -> Answer {
+    async fn answer(&self, request: &Parts) -> Answer {
         let judged = self.access.judge(request).and_then(|route| {
             let is_free = self.pace.borrow_mut().take().is_ok();
             is_free.then_some(route).ok_or(StatusCode::TOO_MANY_REQUESTS)
         });
+        if judged == Ok(Route::Next) {
+            let _ = timeout(NEXT_AFTER, self.ended.notified()).await;
+        }
         let mut answer = judged.map_or_else(refusal, &self.answers);
-        for (name, value) in [
-            ("cache-control", "no-store"),
-            ("x-content-type-options", "nosniff"),
-            ("referrer-policy", "no-referrer"),
-            ("cross-origin-resource-policy", "same-origin"),
-            ("x-frame-options", "DENY"),
-        ] {
+        for (name, value) in HEADERS {
             answer.headers_mut().insert(name, HeaderValue::from_static(value));
         }
         let nothing = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
         let policy = answer.headers_mut().entry("content-security-policy");
         policy.or_insert(nothing);
         answer
+    }
+
+    /// Tells those who wait for the next snapshot that the job has ended, and gives them time to take it.
+    pub(crate) async fn end(&self) {
+        self.ended.notify_waiters();
+        let _ = timeout(TOLD_WITHIN, async {
+            while self.open.get() > 0 {
+                sleep(TOLD_WITHIN / 20).await;
+            }
+        })
+        .await;
     }
 }
 
@@ -158,7 +183,7 @@ fn refusal(status: StatusCode) -> Answer {
         ),
         StatusCode::PAYLOAD_TOO_LARGE => ("a request has no body", None),
         StatusCode::NOT_FOUND => (
-            "there are /, /snapshot.json, /report.json, /metrics, /thumb/before, /thumb/after and /healthz",
+            "there are /, /snapshot.json, /next.json, /report.json, /metrics, /thumb/before, /thumb/after and /healthz",
             None,
         ),
         _ => ("the request cannot be read", None),
@@ -205,6 +230,22 @@ where
     }
 }
 
+/// Counts a connection, also one that is given up.
+struct Open<'a>(&'a Cell<usize>);
+
+impl<'a> Open<'a> {
+    fn of(count: &'a Cell<usize>) -> Self {
+        count.set(count.get() + 1);
+        Self(count)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
 /// Takes one request and gives its answer.
 async fn answer_one<S, A>(stream: S, desk: Rc<Desk<A>>, has_asked: Rc<Cell<bool>>)
 where
@@ -212,11 +253,12 @@ where
     A: Fn(Route) -> Answer + 'static,
 {
     let asked = Notify::new();
-    let service = service_fn(|request: Request<Incoming>| {
+    let _open = Open::of(&desk.open);
+    let service = service_fn(async |request: Request<Incoming>| {
         has_asked.set(true);
         asked.notify_one();
         let (request, _) = request.into_parts();
-        ready(Ok::<_, Infallible>(desk.answer(&request)))
+        Ok::<_, Infallible>(desk.answer(&request).await)
     });
     let connection = Builder::new()
         .keep_alive(false)

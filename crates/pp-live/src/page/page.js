@@ -192,7 +192,7 @@ const draw = () => {
 };
 const look = async () => {
   try {
-    latest = await (await ask('/snapshot.json')).json();
+    latest = await (await ask(latest ? '/next.json' : '/snapshot.json')).json();
     $('silent').hidden = true;
     draw();
     const [before, after] = latest.thumbnails;
@@ -207,7 +207,9 @@ const look = async () => {
       $('state').className = 'state bad';
     }
   }
-  setTimeout(look, document.hidden ? 5000 : 1000);
+  if (latest && latest.ended) return;
+  // An answer comes when it is time; after a failure this waits.
+  setTimeout(look, $('silent').hidden && !document.hidden ? 0 : 1000);
 };
 $('report').addEventListener('click', async () => {
   try {

@@ -5,7 +5,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::LocalSet;
 
 use super::*;
-use crate::token::Token;
 
 impl Door for UnboundedReceiver<DuplexStream> {
     type Stream = DuplexStream;
@@ -44,18 +43,28 @@ async fn rest(mut stream: DuplexStream) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
+type TestDesk = Rc<Desk<fn(Route) -> Answer>>;
+
+fn answers(route: Route) -> Answer {
+    match route {
+        Route::Report => text(StatusCode::OK, "text/plain", "x".repeat(LONG)),
+        _ => text(StatusCode::OK, "text/plain", BODY),
+    }
+}
+
 fn serving<F: Future<Output = ()>>(test: impl FnOnce(Callers) -> F) {
+    serving_with(|callers, _| test(callers));
+}
+
+fn serving_with<F: Future<Output = ()>>(test: impl FnOnce(Callers, TestDesk) -> F) {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build().unwrap();
-    let access = Access::new(Token::of_test(), "127.0.0.1:8000".parse().unwrap());
+    let access = Access::of_test("127.0.0.1:8000", None);
     LocalSet::new().block_on(&runtime, async {
-        let desk = Desk::new(access, |route| match route {
-            Route::Report => text(StatusCode::OK, "text/plain", "x".repeat(LONG)),
-            _ => text(StatusCode::OK, "text/plain", BODY),
-        });
+        let desk: TestDesk = Rc::new(Desk::new(access, answers));
         let (callers, door) = unbounded_channel();
-        let server = spawn_local(serve(door, Rc::new(desk)));
-        test(Callers(callers)).await;
+        let server = spawn_local(serve(door, Rc::clone(&desk)));
+        test(Callers(callers), desk).await;
         assert!(!server.is_finished());
     });
 }
@@ -197,5 +206,26 @@ fn a_flood_is_answered_no_more_than_so_often_in_a_second() {
             assert!(callers.ask(&GOOD.replace("abc", "abd")).await.contains(" 401 "));
         }
         assert!(callers.ask(GOOD).await.contains("200 OK"));
+    });
+}
+
+#[test]
+fn the_next_snapshot_comes_a_second_later_or_with_the_end() {
+    serving_with(async |callers: Callers, desk: TestDesk| {
+        let (begun, next) = (Instant::now(), GOOD.replace("snapshot", "next"));
+        assert!(callers.ask(&next).await.ends_with(BODY));
+        assert_eq!(begun.elapsed().as_millis(), 1_000);
+        let waits = callers.say(&next).await;
+        sleep(Duration::from_millis(100)).await;
+        desk.end().await;
+        assert!(rest(waits).await.ends_with(BODY));
+        assert!(begun.elapsed().as_millis() < 1_200);
+        // One that says nothing does not hold up the end.
+        let silent = callers.say("").await;
+        sleep(Duration::from_millis(1)).await;
+        let end = Instant::now();
+        desk.end().await;
+        assert_eq!(end.elapsed(), TOLD_WITHIN);
+        drop(silent);
     });
 }
