@@ -16,9 +16,11 @@ use pp_job::output::stdout;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
 
+mod live;
 mod plugin;
 mod schedule;
 
+pub(crate) use self::live::LiveArgs;
 pub(crate) use self::plugin::check_plugin_args;
 pub use self::plugin::{PluginArgs, PluginCommand};
 pub use self::schedule::ScheduleCommand;
@@ -268,6 +270,8 @@ pub struct RunArgs {
     /// Draw the last chunks as a picture.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) timeline: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) live: LiveArgs,
 }
 
 impl RunArgs {

@@ -167,6 +167,6 @@ mod tests {
         ] {
             assert!(text.lines().any(|has| has == line), "{line} is not in {text}");
         }
-        assert!(!text.contains("latency") && !text.contains("stage_work"), "{text}");
+        assert!(!text.contains("pp_latency") && !text.contains("pp_stage_work"), "{text}");
     }
 }

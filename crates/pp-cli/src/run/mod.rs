@@ -60,7 +60,12 @@ use crate::args::{RunArgs, Strength};
 /// Runs the whole job, or this process's rank of it.
 pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
     let checked = check(args, env)?;
+    // Dropped behind the job, so that viewers are told how it ended.
+    let mut _serving = None;
     checked.job(args).run(|rank| {
+        if let Some((live, viewer)) = args.live.live().zip(rank.viewer()) {
+            _serving = Some(live.serve(viewer)?);
+        }
         let (job, backend) = VideoJob::choose(rank, args, &checked, env)?;
         let profile = job.profile()?;
         match backend {
