@@ -8,6 +8,7 @@ use std::time::Duration;
 use pp_contract::pipeline::{Laps, Ring};
 use pp_contract::{DeviceName, Pipeline, StageSpec};
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank};
+use pp_runtime::core::Late;
 use pp_runtime::progress::StuckLimits;
 use pp_runtime::stage::StageResult;
 use pp_transport::bell::Bell;
@@ -353,6 +354,9 @@ impl Own {
                     context_chunks,
                     steps,
                     shape,
+                    late: Late::Block,
+                    max_latency: None,
+                    steps_range: None,
                 })
             })
         };

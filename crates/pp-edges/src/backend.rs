@@ -169,6 +169,9 @@ pub struct Connect<'a> {
     pub recorder: &'a FlightRecorder,
 }
 
+/// Asks a device for free and all bytes of its memory; `None` if the driver does not say. May wait for the driver.
+pub type MemoryProbe = Box<dyn Fn() -> Option<[u64; 2]> + Send>;
+
 /// Makes edges.
 pub trait Backend: Edges {
     /// The values that two ranks exchanged for all edges between them.
@@ -191,6 +194,12 @@ pub trait Backend: Edges {
     /// Returns the bytes of the device that are free, of all processes on it. Returns [`u64::MAX`] for host memory, or if the
     /// driver does not say: then slots are not compared with it.
     fn free_memory(&self) -> u64;
+
+    /// Returns what asks the device, on any thread, for the bytes of its memory that are free, and for all bytes. `None` for host
+    /// memory.
+    fn memory_probe(&self) -> Option<MemoryProbe> {
+        None
+    }
 
     /// Describes this backend.
     fn capabilities(&self) -> Capabilities;

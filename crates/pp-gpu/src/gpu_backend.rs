@@ -13,8 +13,8 @@ use crate::gpu::{DeviceIn, DeviceLocal, DeviceOut, DeviceRx, DeviceTx, Receiving
 use crate::nccl::{self, Communicator, NcclBackend, UniqueId};
 use pp_device::{CudaError, Reach};
 use pp_edges::backend::{
-    Backend, Connect, Connected, EdgeEnd, Joined, Neighbours, OnFrame, Peer, compare, exchange,
-    in_order,
+    Backend, Connect, Connected, EdgeEnd, Joined, MemoryProbe, Neighbours, OnFrame, Peer, compare,
+    exchange, in_order,
 };
 use pp_edges::bell::Bell;
 use pp_edges::edge::{Capabilities, Edges};
@@ -248,6 +248,10 @@ impl Backend for GpuBackend {
 
     fn free_memory(&self) -> u64 {
         self.nccl.free_memory()
+    }
+
+    fn memory_probe(&self) -> Option<MemoryProbe> {
+        self.nccl.memory_probe()
     }
 
     /// Returns a name that lists the transports which the edges and groups of this rank use.

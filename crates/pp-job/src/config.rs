@@ -50,6 +50,8 @@ pub struct Config {
     pub flight_operations: usize,
     /// The folder for flight recordings; `None` for one of this user's alone.
     pub flight_folder: Option<PathBuf>,
+    /// The runtime folder of this user, in which the socket of a job lies; `None` for one in the folder for temporary files.
+    pub runtime_folder: Option<PathBuf>,
     /// The devices that the supervisor of this rank gave to the ranks; none where it has none, and without a supervisor.
     pub devices: Vec<DeviceName>,
     /// The supervisor that started this process, if one did.
@@ -123,6 +125,9 @@ impl Config {
             flight_folder: env("PP_FLIGHT_DIR")
                 .filter(|folder| !folder.is_empty())
                 .map(PathBuf::from),
+            runtime_folder: env("XDG_RUNTIME_DIR")
+                .map(PathBuf::from)
+                .filter(|folder| folder.is_absolute()),
             devices: devices.map_err(|error| Error::Usage(format!("{DEVICES}: {error}")))?,
             launch: None,
             supervisor,

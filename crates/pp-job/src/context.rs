@@ -14,6 +14,7 @@ use crate::error::{Error, code_of, indented};
 use crate::flight::Flight;
 use crate::reports::{Report, Reporter};
 use crate::seen::Viewer;
+use crate::seen::vitals::Signs;
 use crate::shared::SharedDevice;
 use crate::signals::Signals;
 
@@ -32,6 +33,8 @@ pub(crate) struct Context {
     pub(crate) shared: Mutex<Vec<SharedDevice>>,
     /// Shows the job; on rank 0.
     pub(crate) viewer: Option<Viewer>,
+    /// The vital signs of this rank.
+    pub(crate) signs: Signs,
 }
 
 impl Context {

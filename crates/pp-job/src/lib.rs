@@ -48,6 +48,7 @@ mod interrupt;
 mod job;
 mod life;
 pub mod output;
+mod own_folder;
 pub mod prelude;
 mod program;
 mod rank;

@@ -19,6 +19,8 @@ use crate::hearing::Hearing;
 use crate::interrupt::take_signals;
 use crate::job::{Job, ThisRank, check_world};
 use crate::reports::{Report, Reporter};
+use crate::seen::socket::Server;
+use crate::seen::vitals::Signs;
 use crate::seen::{AboutJob, Viewer};
 use crate::signals::Signals;
 use crate::supervisor::{bind_to_parent, supervise};
@@ -96,6 +98,9 @@ impl Job<'_> {
             launch,
             job: self,
         };
+        let viewer = context.viewer.clone();
+        let folder = self.config.runtime_folder.as_deref();
+        let shown = viewer.and_then(|viewer| Server::start(viewer, folder));
         let done = context.catch(launch, || {
             rank(this)?;
             if launch.rank() == RANK_0 {
@@ -106,14 +111,16 @@ impl Job<'_> {
         if let Some(viewer) = &context.viewer {
             viewer.end(done.as_ref().map(|&()| ()));
         }
+        context.signs.end();
+        drop(shown);
         log_aside(|| tracing::info!("the rank ends"));
         done
     }
 
     /// Shows this job, from its rank 0.
-    fn viewer(&self) -> Viewer {
-        let devices = self.devices.iter().map(ToString::to_string);
-        Viewer::new(AboutJob::of(self), self.pipeline, devices.collect())
+    fn viewer(&self, signs: &Signs) -> Viewer {
+        let devices = self.devices.iter().map(ToString::to_string).collect();
+        Viewer::new(AboutJob::of(self), self.pipeline, devices, signs.clone())
     }
 
     /// What the parts of this rank share. It takes signals as long as the second value lives, or from its supervisor where
@@ -131,6 +138,8 @@ impl Job<'_> {
             reporter.live(caller.is_some())?;
         }
         let flight = Flight::open(launch, self.config, &reporter)?;
+        let signs = Signs::default();
+        let is_first = launch.rank() == RANK_0;
         let context = Arc::new(Context {
             config: self.config.clone(),
             rank: reporter.rank,
@@ -140,7 +149,8 @@ impl Job<'_> {
             is_met: AtomicBool::new(false),
             caller: caller.cloned(),
             shared: Mutex::default(),
-            viewer: (launch.rank() == RANK_0).then(|| self.viewer()),
+            viewer: is_first.then(|| self.viewer(&signs)),
+            signs,
         });
         if let Some(caller) = caller {
             caller.hears(Arc::clone(&context) as _);

@@ -6,7 +6,7 @@ pub use pp_contract::{
     ChunkIndex, DType, DeviceName, FaultKind, Manifest, Message, Pipeline, Plan, PlanError, Rank,
     StageSpec, TensorSpec, WorldSize,
 };
-pub use pp_runtime::core::Cut;
+pub use pp_runtime::core::{Cut, Late};
 pub use pp_runtime::stage::{
     Built, Chunk, Done, GroupStage, Offer, OnHost, Place, Progress, Sink, Source, Stage,
     StageError, StageResult, Taken, first_bytes,

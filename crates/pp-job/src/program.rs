@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pp_contract::{Pipeline, Plan, StageSpec};
+use pp_runtime::core::Late;
 use pp_runtime::driver::{BoxedStage, Summary};
 use pp_runtime::report::{Measures, View, default_warm_up, write_chrome_trace, write_json};
 use pp_runtime::stage::{Built, GroupStage, Offer, Place, Sink, Source, Stage, StageResult};
@@ -30,6 +31,14 @@ pub struct Opened<S, T> {
     pub steps: u16,
     /// What the stages must know of the input before they are opened. Each rank is told.
     pub shape: T,
+    /// What happens to chunks that come faster than they can be worked on.
+    pub late: Late,
+    /// The most time from when the first frame of a chunk is there until the sink has the chunk. With [`Late::Drop`] chunks
+    /// that would be later are dropped before they are built; in any case the report says how many were later. A time below
+    /// the latency of an empty pipeline ends the job with [`FaultKind::Usage`](pp_contract::FaultKind::Usage).
+    pub max_latency: Option<Duration>,
+    /// The fewest and the most denoising steps that [`Place::steps`] may ask for of a chunk; `None` where they do not vary.
+    pub steps_range: Option<(u16, u16)>,
 }
 
 impl<S> Opened<S, ()> {
@@ -40,6 +49,9 @@ impl<S> Opened<S, ()> {
             context_chunks: 0,
             steps: 1,
             shape: (),
+            late: Late::Block,
+            max_latency: None,
+            steps_range: None,
         }
     }
 }

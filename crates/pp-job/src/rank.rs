@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use pp_contract::pipeline::EdgeKind;
 use pp_contract::{DeviceName, Fault, Pipeline, Plan, Rank, digest};
-use pp_runtime::core::{FixedOrder, Order};
+use pp_runtime::core::{FixedOrder, LiveOptions, Order};
 use pp_runtime::driver::{RankOptions, RankRun, Stages};
 use pp_runtime::schedule::Runnable;
 use pp_runtime::stage::Source;
@@ -51,13 +51,14 @@ impl ThisRank<'_> {
         program.check(pipeline)?;
         let profile = self.profile(profile);
         let bell = Bell::new().map_err(anyhow::Error::new)?;
+        self.context.signs.start(backend.memory_probe());
         if restarts > 0 && self.rank() != RANK_0 {
             backend.load_ahead();
         }
         let (joined, briefed) = self.meet::<S::Plan, B, T>(&backend, &profile)?;
         let who = format!("rank {}", self.rank());
         let opened = caught(who, || self.open(briefed, &mut program, &bell));
-        let (stages, generation, briefing) = match opened {
+        let (stages, generation, briefing, live) = match opened {
             Ok(opened) => opened,
             Err(error) => return Err(give_up(joined, error)),
         };
@@ -69,6 +70,7 @@ impl ThisRank<'_> {
             flight: self.context.flight.recorder(),
             tap: self.context.viewer.as_ref().map(Viewer::tap),
             has_failed: B::has_failed_for_all,
+            live,
             ..RankOptions::new(pipeline.clone(), self.job.depth, backend.capabilities())
         };
         let shapes = self.shapes(briefing.context_chunks);
@@ -226,13 +228,22 @@ impl ThisRank<'_> {
         briefed: Option<Briefed<T>>,
         program: &mut Program<'p, B, S, T>,
         bell: &Bell,
-    ) -> Result<(Stages<'p, B::Tx, B::Rx, B::Group, S>, u32, Briefing<T>), Error>
+    ) -> Result<
+        (
+            Stages<'p, B::Tx, B::Rx, B::Group, S>,
+            u32,
+            Briefing<T>,
+            LiveOptions,
+        ),
+        Error,
+    >
     where
         B: Backend,
         S: Source<B::Tx>,
         S::Plan: 'p,
         T: Serialize + DeserializeOwned,
     {
+        let mut live = LiveOptions::default();
         let (mut stages, generation, briefing) = match briefed {
             Some((generation, briefing)) => (Stages::new(None), generation, briefing),
             None => {
@@ -245,6 +256,9 @@ impl ThisRank<'_> {
                     context_chunks,
                     steps,
                     shape,
+                    late,
+                    max_latency,
+                    steps_range,
                 } = open(bell.clone()).map_err(|error| {
                     let label = self.job.pipeline.stages()[0].label();
                     error.of_opening(self.rank(), &label)
@@ -253,6 +267,11 @@ impl ThisRank<'_> {
                     context_chunks,
                     steps,
                     shape,
+                };
+                live = LiveOptions {
+                    late,
+                    max_latency_ns: max_latency.map(|most| most.as_nanos() as u64),
+                    steps: steps_range,
                 };
                 (Stages::new(Some(source)), 0, briefing)
             }
@@ -271,7 +290,7 @@ impl ThisRank<'_> {
         self.check_slots(briefing.steps, |from, to| {
             program.slot_bytes(self.job.pipeline, [from, to], &briefing.shape)
         })?;
-        Ok((stages, generation, briefing))
+        Ok((stages, generation, briefing, live))
     }
 
     /// Refuses slots without bytes behind the stages of this rank: a stage would wait for one for ever.

@@ -47,6 +47,10 @@ pub(crate) const KILLED_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) const DRAINED_EVERY: Duration = Duration::from_millis(100);
 /// Time between two snapshots, two pictures, and two messages of vital signs.
 pub(crate) const SEEN_EVERY: Duration = Duration::from_secs(1);
+/// A program that looks at the job takes something of a line.
+pub(crate) const STUCK_VIEWER: Duration = Duration::from_secs(5);
+/// Whoever looks at a job gets the last snapshot.
+pub(crate) const LAST_SEEN_WITHIN: Duration = Duration::from_millis(100);
 
 /// Time between two lines of a rank that waits for another: the user may have forgotten to start one.
 pub(crate) const TELL_EVERY: Duration = Duration::from_secs(5);

@@ -186,6 +186,8 @@ pub(crate) struct DriverState {
     done: AtomicU64,
     /// A chunk has gone through the whole pipeline.
     is_warm: AtomicBool,
+    /// Chunks that wait for the stages of this rank.
+    queued: AtomicU64,
 }
 
 impl DriverState {
@@ -202,6 +204,16 @@ impl DriverState {
         if done > u64::from(depth) {
             self.is_warm.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// So many chunks wait for the stages of this rank.
+    pub(crate) fn queues(&self, chunks: usize) {
+        self.queued.store(chunks as u64, Ordering::Relaxed);
+    }
+
+    /// How many chunks waited for the stages of this rank when the driver last looked.
+    pub(crate) fn queued(&self) -> u64 {
+        self.queued.load(Ordering::Relaxed)
     }
 
     /// An operation begins. Never waits.

@@ -131,6 +131,9 @@ pub struct Place {
     /// True for the first chunk that is sent after a rank was replaced: what a stage must know of the chunks before has
     /// to come with this one. Only the source is told; the plan tells the other stages.
     pub rebuilds: bool,
+    /// The denoising steps that the job asks for of this chunk, to keep up with its source; `None`: as the source likes. Only the
+    /// source is told; the plan tells the other stages.
+    pub steps: Option<u16>,
 }
 
 /// The payloads that were sent and are still there: of the chunk that is sent again, and of those
@@ -214,6 +217,13 @@ pub struct Built<P: Plan, C> {
     /// [`crate::clock::now_ns`]. `None` where nothing is read: then its latency counts from the
     /// beginning of its build.
     pub read_ns: Option<(u64, u64)>,
+    /// Frames that are missing between the chunk before and this one: they were dropped.
+    pub skipped_frames: u32,
+    /// How long its reader was held back before it could hand the chunk on, in nanoseconds.
+    pub held_ns: u64,
+    /// By how much later than the rate that the source names its first frame is built, in nanoseconds; `None` where no rate is
+    /// named, or none has to be kept.
+    pub late_ns: Option<u64>,
 }
 
 impl<P: Plan, C> Built<P, C> {
@@ -226,6 +236,9 @@ impl<P: Plan, C> Built<P, C> {
             carry,
             frames: 1,
             read_ns: None,
+            skipped_frames: 0,
+            held_ns: 0,
+            late_ns: None,
         }
     }
 }
@@ -309,6 +322,23 @@ pub trait Source<Tx> {
     /// Chunks that wait in its queue, for the records.
     fn queued(&self) -> u32 {
         0
+    }
+
+    /// Drops chunks that wait, not yet built, whose first frame was there before this time of [`crate::clock::now_ns`]: the
+    /// oldest first, the one that is offered included, never the last one that waits (of each stream). Gives how many.
+    /// After it the driver asks for the offer anew, because the chunk that is next, and its cut, may be others. It is called
+    /// with [`Late::Drop`](crate::core::Late::Drop) alone. Without an implementation nothing is dropped.
+    ///
+    /// # Errors
+    /// The source is broken.
+    fn drop_late(&mut self, _before_ns: u64) -> StageResult<u64> {
+        Ok(0)
+    }
+
+    /// When the first frame of the chunk that is built next was there, in nanoseconds of [`crate::clock::now_ns`]; `None`
+    /// where nothing is read, and where nothing waits.
+    fn oldest_ns(&self) -> Option<u64> {
+        None
     }
 }
 

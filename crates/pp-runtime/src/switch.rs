@@ -11,7 +11,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -72,6 +72,8 @@ struct Inner {
     oldest: AtomicU64,
     /// Called once the driver of this rank needs nothing more of other ranks.
     when_served: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Somebody looks at the job.
+    is_watched: AtomicBool,
     fault: OnceLock<Fault>,
     progress: DriverState,
     /// What the members of this rank wait in.
@@ -135,6 +137,7 @@ impl Switch {
             left: AtomicU64::new(0),
             oldest: AtomicU64::new(0),
             when_served: OnceLock::new(),
+            is_watched: AtomicBool::new(false),
             fault: OnceLock::new(),
             progress: DriverState::default(),
             waits: OnceLock::new(),
@@ -150,6 +153,23 @@ impl Switch {
     /// Returns the operation that the driver is in; `None` before it has begun.
     pub fn activity(&self) -> Option<Activity> {
         self.0.progress.activity()
+    }
+
+    /// Returns how many chunks wait for the stages of this rank. Never waits.
+    pub fn queued(&self) -> u64 {
+        self.0.progress.queued()
+    }
+
+    /// On the rank of the source: from now on somebody looks at the job, or nobody does. The watchdog asks the other ranks
+    /// for their vital signs, or for no more of them.
+    pub fn set_watched(&self, is_watched: bool) {
+        self.0.is_watched.store(is_watched, Ordering::Release);
+        self.0.alarm.sound();
+    }
+
+    /// Says whether somebody looks at the job, on the rank of the source.
+    pub(crate) fn is_watched_here(&self) -> Option<bool> {
+        (self.0.rank == SOURCE).then(|| self.0.is_watched.load(Ordering::Acquire))
     }
 
     /// What the driver is doing.

@@ -20,15 +20,16 @@
 //! - `on_frame` puts a header into a queue that refuses when it is full;
 //! - standard error, and with it `tracing`, can be held for ever by a thread that writes into a full
 //!   pipe, and a disk can be away: so `Aside` logs, and writes what `on_fault` writes;
+//! - `on_sign` stores what came where nobody else is at it, and wakes a thread of low priority;
 //! - no call goes to CUDA or NCCL;
 //! - memory is allocated: the allocator's locks are held inside it alone.
 
+mod aside;
 mod core;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -37,10 +38,11 @@ use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::backend::OnFrame;
 use pp_transport::control::{
     ControlChannel, ControlError, ControlReceiver, ControlSender, Message, Received, SocketKind,
-    Tell,
+    Tell, Vitals,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use self::aside::Aside;
 use self::core::{Core, Effect, Event, misbehaved};
 use crate::progress::{Stall, Stalled, StuckLimits};
 use crate::switch::{Alarm, Switch};
@@ -65,7 +67,21 @@ pub struct WatchOptions {
     /// Called once, on a thread of its own, when there is a fault: to write down what happened. The
     /// grace is all the time it has.
     pub on_fault: Option<OnFault>,
+    /// Called on the watch thread with what ranks say to each other while somebody looks at the job. Must not wait.
+    pub on_sign: Option<OnSign>,
 }
+
+/// What a rank is told while somebody looks at the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// Rank 0 asks this rank for its vital signs, once a second, or for no more of them.
+    Asked(bool),
+    /// The vital signs of another rank, which this one asked.
+    Of(Rank, Vitals),
+}
+
+/// What is done about it.
+pub type OnSign = Box<dyn FnMut(Sign) + Send>;
 
 /// What is done when nothing reacts to a fault.
 pub type OnStuck = Box<dyn FnOnce(&Fault) + Send>;
@@ -178,6 +194,7 @@ impl SetUp {
             senders,
             aside: Aside::start(options.rank, options.on_fault)?,
             on_stuck: Some(options.on_stuck),
+            on_sign: options.on_sign,
             running: None,
         };
         let thread = std::thread::Builder::new().name("pp-set-up".into());
@@ -366,50 +383,9 @@ fn said_by(switch: &Switch) -> impl Iterator<Item = Event<'static, Item>> + use<
     let cut = switch.cut_here().map(Event::Cut);
     let fault = switch.fault().cloned().map(Event::Raised);
     let served = switch.is_served_here().then_some(Event::Served);
-    let all = [drain, cut, served, fault];
+    let watched = switch.is_watched_here().map(Event::Watched);
+    let all = [drain, cut, served, watched, fault];
     all.into_iter().flatten()
-}
-
-/// A thread that waits for the first fault, to do about it what may take as long as it likes. It is
-/// there from the beginning: a machine that is in trouble may have no thread to give.
-struct Aside {
-    fault: SyncSender<Fault>,
-    done: Receiver<()>,
-}
-
-impl Aside {
-    fn start(rank: Rank, on_fault: Option<OnFault>) -> std::io::Result<Self> {
-        let (fault, faults) = sync_channel::<Fault>(1);
-        let (say, done) = sync_channel(1);
-        std::thread::Builder::new()
-            .name("pp-aside".into())
-            .spawn(move || {
-                // The other end is dropped where there was no fault.
-                let Ok(fault) = faults.recv() else {
-                    return;
-                };
-                if let Some(on_fault) = on_fault {
-                    on_fault(&fault);
-                }
-                let _ = say.send(());
-                tracing::error!(%rank, %fault, "the run ends");
-            })?;
-        Ok(Self { fault, done })
-    }
-
-    fn begin(&self, fault: Fault) {
-        // There is room for one, and one is sent.
-        let _ = self.fault.try_send(fault);
-    }
-
-    /// Waits until what was begun is done, or the time is up.
-    fn finish(self, deadline: Instant) {
-        // Where nothing was begun, nothing will be.
-        drop(self.fault);
-        let left = deadline.saturating_duration_since(Instant::now());
-        // A thread that panicked is done.
-        let _ = self.done.recv_timeout(left);
-    }
 }
 
 /// The driver beside which the thread runs.
@@ -459,6 +435,7 @@ struct Watcher {
     senders: Vec<ControlSender>,
     aside: Aside,
     on_stuck: Option<OnStuck>,
+    on_sign: Option<OnSign>,
     running: Option<Running>,
 }
 
@@ -532,6 +509,11 @@ impl Watcher {
             Effect::PeerLeft(rank) => self.running.as_ref()?.switch.set_left(rank),
             Effect::Cut(epoch) => self.running.as_ref()?.switch.hear_cut(epoch),
             Effect::Served => self.running.as_ref()?.switch.hear_served(),
+            Effect::Ask(is_on) => self.on_sign.as_mut()?(Sign::Asked(is_on)),
+            Effect::Vitals(at, vitals) => {
+                let rank = self.senders[at].peer();
+                self.on_sign.as_mut()?(Sign::Of(rank, vitals));
+            }
             Effect::LosePeer(fault) => {
                 let switch = &self.running.as_ref()?.switch;
                 switch.lose_peer(fault);

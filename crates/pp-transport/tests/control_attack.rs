@@ -330,7 +330,7 @@ fn impostor_that_listens_first_gets_nothing_it_can_use() {
     let answers = [
         &b""[..],
         b"HTTP/1.1 200 OK\r\n\r\n",
-        b"\x0b\0\0\0PPC1\x02\0\0\0\0\0\x01",
+        b"\x0b\0\0\0PPC1\x03\0\0\0\0\0\x01",
     ];
     let mut said: Vec<Vec<u8>> = Vec::new();
     for (caller, answer) in impostor.incoming().take(9).zip(answers.iter().cycle()) {

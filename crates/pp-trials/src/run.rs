@@ -63,6 +63,9 @@ impl Run<'_, '_> {
                 context_chunks: opened.context_chunks,
                 steps: opened.steps,
                 shape: opened.shape,
+                late: opened.late,
+                max_latency: opened.max_latency,
+                steps_range: opened.steps_range,
             })
         })
         .payloads(|between, _| job.slot_bytes(between));

@@ -35,6 +35,7 @@ use pp_job::command_line::{say, say_aside, signal_name};
 use pp_job::output::Shown;
 use pp_job::{Error, Finished, Opened, Profile, Program, RANK_0, ThisRank};
 use pp_kernels::{ChunkShape, KernelSet, SessionConfig};
+use pp_runtime::core::Late;
 use pp_runtime::drift::{Digester as _, Log, Verifier, Verify};
 use pp_runtime::stage::StageResult;
 use pp_transport::bell::Bell;
@@ -288,6 +289,9 @@ impl<'a> VideoJob<'a> {
             context_chunks,
             steps: steps(args),
             shape,
+            late: Late::Block,
+            max_latency: None,
+            steps_range: None,
         })
     }
 

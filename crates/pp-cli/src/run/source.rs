@@ -269,6 +269,9 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
             },
             frames: frames as u32,
             read_ns,
+            skipped_frames: 0,
+            held_ns: 0,
+            late_ns: None,
         })
     }
 

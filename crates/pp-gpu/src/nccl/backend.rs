@@ -12,8 +12,8 @@ use super::{Communicator, Issuer, UniqueId, is_at_rest, warm_up};
 use crate::gpu::{DeviceIn, DeviceLocal, DeviceOut, DeviceRx, DeviceTx, Receiving, Sending, join};
 use pp_device::Device;
 use pp_edges::backend::{
-    Abort, Backend, Connect, Connected, EdgeEnd, Joined, Neighbours, OnFrame, Peer, in_order,
-    own_fault, share_memory,
+    Abort, Backend, Connect, Connected, EdgeEnd, Joined, MemoryProbe, Neighbours, OnFrame, Peer,
+    in_order, own_fault, share_memory,
 };
 use pp_edges::bell::Bell;
 use pp_edges::edge::{Capabilities, Edges};
@@ -172,6 +172,14 @@ impl Backend for NcclBackend {
 
     fn free_memory(&self) -> u64 {
         self.device.memory().map_or(u64::MAX, |memory| memory.free)
+    }
+
+    fn memory_probe(&self) -> Option<MemoryProbe> {
+        let device = self.device.clone();
+        Some(Box::new(move || {
+            let memory = device.memory().ok()?;
+            Some([memory.free, memory.total])
+        }))
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -9,11 +9,13 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use pp_contract::Rank;
+
+use crate::own_folder;
 
 /// What all recordings end with.
 const SUFFIX: &str = ".flight";
@@ -33,12 +35,8 @@ pub(super) struct Folder {
 impl Folder {
     /// The folder that the user named, or the default one.
     pub(super) fn new(named: Option<&Path>) -> Self {
-        let default = || {
-            let user = rustix::process::getuid().as_raw();
-            std::env::temp_dir().join(format!("pp-flight-{user}"))
-        };
         Self {
-            path: named.map_or_else(default, Path::to_path_buf),
+            path: named.map_or_else(|| own_folder::in_temp("pp-flight"), Path::to_path_buf),
             is_default: named.is_none(),
         }
     }
@@ -153,24 +151,16 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 fn make(folder: &Path, is_default: bool) -> io::Result<()> {
-    // The default folder lies in one that is there: `TMPDIR` may be mistyped.
-    let made = DirBuilder::new()
-        .recursive(!is_default)
-        .mode(0o700)
-        .create(folder);
-    match made {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ if !is_default => return Ok(()),
-        _ => {}
+    if !is_default {
+        let mut named = DirBuilder::new();
+        return named.recursive(true).mode(0o700).create(folder);
     }
-    let about = std::fs::symlink_metadata(folder)?;
-    let is_own = about.uid() == rustix::process::getuid().as_raw();
-    if about.is_dir() && is_own && about.mode() & 0o077 == 0 {
-        return Ok(());
-    }
-    Err(io::Error::other(
-        "the folder is not this user's alone; name another one in PP_FLIGHT_DIR",
-    ))
+    own_folder::make(folder).map_err(|error| match error.kind() {
+        io::ErrorKind::Other => {
+            io::Error::other(format!("{error}; name another one in PP_FLIGHT_DIR"))
+        }
+        _ => error,
+    })
 }
 
 #[cfg(test)]

@@ -359,6 +359,9 @@ where
             carry: stream,
             frames: built.frames,
             read_ns: built.read_ns,
+            skipped_frames: built.skipped_frames,
+            held_ns: built.held_ns,
+            late_ns: built.late_ns,
         })
     }
 

@@ -22,7 +22,9 @@ use pp_transport::host::EdgeShape;
 use super::failover::Aborts;
 use super::join::JoinedRank;
 use super::memory::{Need, bytes_of};
+use crate::RANK_0;
 use crate::error::Error;
+use crate::seen::vitals::Towards;
 use crate::times;
 
 /// What a rank runs with: its edges, by number.
@@ -195,6 +197,12 @@ impl JoinedRank {
             Box::new(move |fault| failover.on_stuck_driver(&context, fault))
         });
         self.context.flight.follow(&switch);
+        // Before the peers are heard: rank 0 asks for vital signs anew.
+        let towards = match &self.context.viewer {
+            Some(viewer) => Towards::Here(viewer.clone()),
+            None => Towards::Rank0(self.set_up.sender(RANK_0).clone()),
+        };
+        self.context.signs.attach(&switch, towards);
         let watch = self.set_up.run(switch.clone(), on_frame, on_stuck)?;
         Ok((switch, watch))
     }

@@ -9,7 +9,7 @@ use pp_contract::{
     DeviceName, Fault, FaultKind, Generation, Hello, HelloParts, Pipeline, Plan, Rank, Settings,
     Text, WorldSize, digest,
 };
-use pp_runtime::watch::{SetUp, WatchOptions};
+use pp_runtime::watch::{SetUp, Sign, WatchOptions};
 use pp_transport::backend::{Ahead, Backend};
 use pp_transport::control::{
     ControlChannel, ControlSender, Message, OnMet, RendezvousOptions, Tell, agree, introduce,
@@ -177,6 +177,7 @@ pub(crate) fn join<P: Plan, B: Backend>(
     };
     let pids = channels.iter().filter_map(pid).collect();
     let (ending, flight) = (Arc::clone(context), context.flight.clone());
+    let (viewer, signs) = (context.viewer.clone(), context.signs.clone());
     let options = WatchOptions {
         rank,
         // A rank without others has no heartbeats: the watchdog then watches only whether the driver makes progress.
@@ -185,6 +186,12 @@ pub(crate) fn join<P: Plan, B: Backend>(
         limits: context.config.limits,
         on_stuck: Box::new(move |fault| ending.end_with(fault)),
         on_fault: Some(Box::new(move |fault| flight.write_for_fault(fault))),
+        on_sign: Some(Box::new(move |sign| match (sign, &viewer) {
+            (Sign::Of(rank, vitals), Some(viewer)) => viewer.hear(rank, vitals),
+            (Sign::Asked(is_on), None) => signs.ask(is_on),
+            // Rank 0 asks, and the others say.
+            (Sign::Of(..), None) | (Sign::Asked(_), Some(_)) => {}
+        })),
     };
     let mut set_up = SetUp::start(channels, options).map_err(anyhow::Error::new)?;
     set_up.tell(tell);

@@ -115,10 +115,26 @@ fn ranks(facts: &Facts<'_>, m: &Measures) -> Vec<RankView> {
             idle_share: busy_ms(m, number)
                 .zip(m.period_mean_ms.filter(|period| *period > 0.0))
                 .map(|(busy, period)| (1.0 - busy / period).clamp(0.0, 1.0)),
-            ..RankView::default()
+            ..said(facts, rank)
         }
     };
     ranks.map(view).collect()
+}
+
+/// What a rank says of itself.
+fn said(facts: &Facts<'_>, rank: Rank) -> RankView {
+    let Some((vitals, at_ns)) = facts.vitals.get(&rank) else {
+        return RankView::default();
+    };
+    let [free, total] = vitals.device_bytes;
+    RankView {
+        resident_bytes: Some(vitals.resident_bytes),
+        device_free_bytes: (total > 0).then_some(free),
+        device_total_bytes: (total > 0).then_some(total),
+        queued: Some(vitals.queued),
+        said_s: Some(seconds(facts.now_ns.saturating_sub(*at_ns))),
+        ..RankView::default()
+    }
 }
 
 /// The mean work of a rank on a chunk: of the stages that it leads, and for the groups of others.

@@ -224,7 +224,7 @@ pub struct RankView {
     /// All memory of its device.
     pub device_total_bytes: Option<u64>,
     /// Chunks that wait for its stages.
-    pub queued: Option<u32>,
+    pub queued: Option<u64>,
     /// Seconds since it said these figures; they are asked for only while somebody looks.
     pub said_s: Option<f64>,
 }

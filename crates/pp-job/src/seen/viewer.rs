@@ -6,20 +6,23 @@
 //! Choices: the records wait in a bounded queue until somebody looks, or a thread empties it. Figures are computed when
 //! somebody asks.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{fmt, io};
 
-use pp_contract::{Fault, Pipeline};
+use pp_contract::{Fault, Pipeline, Rank};
 use pp_runtime::clock::now_ns;
 use pp_runtime::driver::Tap;
 use pp_runtime::report::{ChunkRecord, Measures, Recorder, Restart, default_warm_up, write_json};
 use pp_runtime::switch::Switch;
+use pp_transport::control::Vitals;
 use serde::Serialize;
 
 use super::look;
 use super::snapshot::{AboutJob, HowEnded, JobState, Snapshot, Thumb, Thumbnail};
+use super::vitals::Signs;
 use crate::error::Error;
 use crate::shared::SharedDevice;
 
@@ -46,7 +49,10 @@ struct Inner {
     /// Held for assignments alone.
     life: Mutex<Life>,
     ended: OnceLock<(HowEnded, Option<Fault>, u64)>,
+    /// How many look.
     watching: AtomicU32,
+    /// Those of rank 0.
+    signs: Signs,
     /// Held for assignments alone.
     thumbnails: Mutex<[Option<Arc<Thumbnail>>; 2]>,
     /// When each was set last.
@@ -70,6 +76,8 @@ struct Life {
     forgotten: u64,
     restarts: Vec<Restart>,
     shared: Vec<SharedDevice>,
+    /// What each rank said last, and when.
+    vitals: BTreeMap<Rank, (Vitals, u64)>,
 }
 
 /// What a snapshot is made of, beside the records.
@@ -84,6 +92,7 @@ pub(super) struct Facts<'a> {
     pub(super) forgotten: u64,
     pub(super) restarts: Vec<Restart>,
     pub(super) shared: Vec<SharedDevice>,
+    pub(super) vitals: BTreeMap<Rank, (Vitals, u64)>,
     pub(super) lost_records: u64,
     pub(super) thumbnails: [bool; 2],
 }
@@ -93,7 +102,12 @@ pub(super) struct Facts<'a> {
 pub struct Watching(Viewer);
 
 impl Viewer {
-    pub(crate) fn new(about: AboutJob, pipeline: &Pipeline, devices: Vec<String>) -> Self {
+    pub(crate) fn new(
+        about: AboutJob,
+        pipeline: &Pipeline,
+        devices: Vec<String>,
+        signs: Signs,
+    ) -> Self {
         let (tap, records) = Tap::new(QUEUE);
         let pipeline = Arc::new(pipeline.clone());
         Self(Arc::new(Inner {
@@ -109,6 +123,7 @@ impl Viewer {
             life: Mutex::default(),
             ended: OnceLock::new(),
             watching: AtomicU32::new(0),
+            signs,
             thumbnails: Mutex::default(),
             pictured_ns: Default::default(),
             pipeline,
@@ -163,7 +178,11 @@ impl Viewer {
     /// The job is looked at as long as the value lives: pictures are made, and the other ranks send signs of life.
     #[must_use]
     pub fn watch(&self) -> Watching {
-        self.count(|watching| watching + 1);
+        let life = lock(&self.0.life);
+        if self.0.watching.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.ask(&life);
+        }
+        drop(life);
         Watching(self.clone())
     }
 
@@ -212,6 +231,7 @@ impl Viewer {
         life.shared = shared;
         life.is_connected = true;
         life.switch = Some(switch.clone());
+        self.ask(&life);
     }
 
     /// A rank is lost, and another one is awaited.
@@ -236,6 +256,13 @@ impl Viewer {
     pub(crate) fn explain(&self, why: &Fault) {
         if let Some(restart) = lock(&self.0.life).restarts.last_mut() {
             restart.fault = why.without_text();
+        }
+    }
+
+    /// What a rank says of itself; lost where another thread is at what is known. Never waits.
+    pub(crate) fn hear(&self, rank: Rank, vitals: Vitals) {
+        if let Ok(mut life) = self.0.life.try_lock() {
+            life.vitals.insert(rank, (vitals, now_ns()));
         }
     }
 
@@ -268,15 +295,13 @@ impl Viewer {
         } = &mut *window;
         // No more than wait now: a fast driver must not keep this going.
         for record in records.try_iter().take(QUEUE) {
-            let accepted_ns = record.accepted_ns;
             recent.push(record.clone());
             kept.push(record);
-            let mut life = lock(&self.0.life);
-            if let Some(restart) = life.restarts.last_mut()
-                && restart.lost_ns < accepted_ns
-            {
-                restart.served_ns.get_or_insert(accepted_ns);
-            }
+        }
+        if let Some(restart) = lock(&self.0.life).restarts.last_mut() {
+            let times = kept.records().map(|record| record.accepted_ns);
+            let served = times.rev().take_while(|at| *at > restart.lost_ns).last();
+            restart.served_ns = restart.served_ns.or(served);
         }
         window
     }
@@ -308,22 +333,29 @@ impl Viewer {
             forgotten: life.forgotten,
             restarts: life.restarts.clone(),
             shared: life.shared.clone(),
+            vitals: life.vitals.clone(),
             lost_records: inner.tap.lost(),
             thumbnails: [Thumb::Before, Thumb::After].map(|which| self.thumbnail(which).is_some()),
         }
     }
 
-    fn count(&self, change: impl Fn(u32) -> u32) {
-        self.0.watching.store(
-            change(self.0.watching.load(Ordering::Relaxed)),
-            Ordering::Relaxed,
-        );
+    /// Asks all ranks for their vital signs while somebody looks, and for no more of them behind that.
+    fn ask(&self, life: &Life) {
+        let is_watched = self.is_watched();
+        if let Some(switch) = &life.switch {
+            switch.set_watched(is_watched);
+        }
+        self.0.signs.ask(is_watched);
     }
 }
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        self.0.count(|watching| watching - 1);
+        let Viewer(inner) = &self.0;
+        let life = lock(&inner.life);
+        if inner.watching.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.0.ask(&life);
+        }
     }
 }
 

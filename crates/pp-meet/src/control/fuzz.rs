@@ -22,7 +22,7 @@ use pp_words::fuzz::Script;
 /// an answer. No program without the secret can make one that opens.
 pub fn answer(bytes: &[u8]) {
     let (_, body) = bytes.split_at(4.min(bytes.len()));
-    let mut formed = b"PPC1\x02\0\0\0\0\0".to_vec();
+    let mut formed = b"PPC1\x03\0\0\0\0\0".to_vec();
     formed.extend_from_slice(body);
     formed.truncate(MAX_ANSWER_BYTES);
     let mut framed = (formed.len() as u32).to_le_bytes().to_vec();

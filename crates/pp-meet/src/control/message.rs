@@ -27,10 +27,53 @@ pub enum Message<'a> {
     Cut(CacheEpoch),
     /// Rank 0 says: nothing more is needed of any other rank, so the loss of one is no fault any more.
     Served,
+    /// Rank 0 asks for vital signs, one message a second, or for no more of them.
+    Ask(bool),
+    /// The vital signs of a rank that was asked.
+    Vitals(Vitals),
     /// The job is over, and why.
     Abort(Fault),
     /// The peer leaves in order; nothing follows.
     Bye,
+}
+
+/// The vital signs of a rank: what somebody who looks at the job sees of it between two chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Vitals {
+    /// Bytes of the host's memory that its process has.
+    pub resident_bytes: u64,
+    /// Chunks that wait for its stages.
+    pub queued: u64,
+    /// Bytes of its device's memory that are free, and all of them; 0 for all where it has no device.
+    pub device_bytes: [u64; 2],
+}
+
+impl Vitals {
+    /// Bytes on the wire.
+    const BYTES: usize = 32;
+
+    fn encode(&self) -> [u8; Self::BYTES] {
+        let [free, total] = self.device_bytes;
+        let mut bytes = [0; Self::BYTES];
+        let words = [self.resident_bytes, self.queued, free, total];
+        for (at, word) in bytes.chunks_exact_mut(8).zip(words) {
+            at.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn decode(body: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::BYTES] = body.try_into().ok()?;
+        let word = |at: usize| {
+            let bytes = bytes[8 * at..][..8].try_into();
+            u64::from_le_bytes(bytes.expect("eight bytes"))
+        };
+        Some(Self {
+            resident_bytes: word(0),
+            queued: word(1),
+            device_bytes: [word(2), word(3)],
+        })
+    }
 }
 
 impl fmt::Debug for Message<'_> {
@@ -42,7 +85,10 @@ impl fmt::Debug for Message<'_> {
             Self::Abort(fault) => write!(f, "{}: {fault}", self.name()),
             Self::Cut(epoch) => write!(f, "{} at epoch {epoch}", self.name()),
             Self::Drain(signal) => write!(f, "{} after signal {signal}", self.name()),
-            Self::Heartbeat | Self::Served | Self::Bye => f.write_str(self.name()),
+            Self::Ask(is_on) => write!(f, "{}: {is_on}", self.name()),
+            Self::Heartbeat | Self::Served | Self::Vitals(_) | Self::Bye => {
+                f.write_str(self.name())
+            }
         }
     }
 }
@@ -67,6 +113,8 @@ pub(super) mod kind {
     pub(crate) const INTRODUCE: u8 = 24;
     pub(crate) const CUT: u8 = 25;
     pub(crate) const SERVED: u8 = 26;
+    pub(crate) const ASK: u8 = 27;
+    pub(crate) const VITALS: u8 = 28;
 }
 
 impl<'a> Message<'a> {
@@ -84,6 +132,8 @@ impl<'a> Message<'a> {
             Self::Drain(signal) => (kind::DRAIN, std::slice::from_ref(signal).into()),
             Self::Cut(epoch) => (kind::CUT, epoch.get().to_le_bytes().to_vec().into()),
             Self::Served => (kind::SERVED, Cow::default()),
+            Self::Ask(is_on) => (kind::ASK, vec![u8::from(*is_on)].into()),
+            Self::Vitals(vitals) => (kind::VITALS, vitals.encode().to_vec().into()),
             Self::Abort(fault) => (kind::ABORT, fault.encode()?.into()),
             Self::Bye => (kind::BYE, Cow::default()),
         })
@@ -100,6 +150,8 @@ impl<'a> Message<'a> {
             Self::Drain(_) => "a drain",
             Self::Cut(_) => "a cut",
             Self::Served => "word that all is served",
+            Self::Ask(_) => "a request for vital signs",
+            Self::Vitals(_) => "vital signs",
             Self::Abort(_) => "an abort",
             Self::Bye => "a goodbye",
         }
@@ -130,6 +182,14 @@ impl<'a> Message<'a> {
             kind::CUT => match body.try_into() {
                 Ok(epoch) => Ok(Self::Cut(CacheEpoch::new(u64::from_le_bytes(epoch)))),
                 Err(_) => Err(format!("a cut of {} bytes names no epoch", body.len())),
+            },
+            kind::ASK => match *body {
+                [is_on @ 0..=1] => Ok(Self::Ask(is_on == 1)),
+                _ => Err(format!("a request of {} bytes says nothing", body.len())),
+            },
+            kind::VITALS => match Vitals::decode(body) {
+                Some(vitals) => Ok(Self::Vitals(vitals)),
+                None => Err(format!("vital signs of {} bytes", body.len())),
             },
             kind::FDS => Err("file descriptors came when none were expected".into()),
             _ => Err(format!("message kind {kind} is not one of this version")),

@@ -27,7 +27,7 @@ pub use channel::{ControlChannel, ControlReceiver, ControlSender, Received};
 pub use error::ControlError;
 pub use fds::MAX_FDS;
 pub use handshake::agree;
-pub use message::Message;
+pub use message::{Message, Vitals};
 pub use rendezvous::{
     OnMet, Peers, RendezvousError, RendezvousOptions, Tell, TurnedAway, introduce, rendezvous,
 };

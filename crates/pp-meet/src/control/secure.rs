@@ -23,7 +23,7 @@ use super::frame::PREFIX_BYTES;
 use crate::launch::Launch;
 
 /// Version of rendezvous, framing and message kinds; bound into every session.
-pub(crate) const CONTROL_VERSION: u16 = 2;
+pub(crate) const CONTROL_VERSION: u16 = 3;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const TAG_BYTES: usize = 16;

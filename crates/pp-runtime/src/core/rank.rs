@@ -383,6 +383,12 @@ impl<L, C, W> RankCore<L, C, W> {
         self.ledger.iter_mut().flat_map(Ledger::records)
     }
 
+    /// How many chunks wait before stages.
+    pub fn waiting(&self) -> usize {
+        let waiting = self.stages.iter().flat_map(|state| &state.waiting);
+        waiting.map(VecDeque::len).sum()
+    }
+
     /// The records of all chunks that wait before a stage.
     pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut C> {
         let waiting = self.stages.iter_mut().flat_map(|state| &mut state.waiting);

@@ -88,6 +88,7 @@ fn chunk_of(message: &Message<VideoPlan>, chunk: ChunkIndex) -> Chunk<'_, VideoP
         lap: 0,
         starts_epoch: true,
         rebuilds: false,
+        steps: None,
     };
     Chunk {
         place,

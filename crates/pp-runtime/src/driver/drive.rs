@@ -166,6 +166,7 @@ where
             Ok(finished) => finished,
             failed => self.unless_served(failed.map(drop)).map(|()| true)?,
         };
+        self.switch.progress().queues(self.run.core.waiting());
         let looked = self.look(facts);
         self.unless_served(looked)?;
         if !self.switch.is_served() && self.is_served()? && self.switch.set_served() {
@@ -189,6 +190,7 @@ where
                     lap: 0,
                     starts_epoch,
                     rebuilds,
+                    steps: None,
                 });
             }
             Decision::RunOverlapped { stages } => return self.work_overlapped(stages),

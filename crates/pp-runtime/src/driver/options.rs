@@ -7,7 +7,7 @@ use pp_transport::edge::Capabilities;
 use pp_transport::flight::FlightRecorder;
 
 use super::tap::Tap;
-use crate::core::Order;
+use crate::core::{LiveOptions, Order};
 
 /// How a rank runs.
 #[derive(Clone, Debug)]
@@ -33,6 +33,8 @@ pub struct RankOptions {
     pub flight: FlightRecorder,
     /// Shows the record of each chunk to another thread, on the rank of the source.
     pub tap: Option<Tap>,
+    /// How the job keeps up with its source; a fixed order keeps up with none.
+    pub live: LiveOptions,
 }
 
 impl RankOptions {
@@ -49,6 +51,7 @@ impl RankOptions {
             order: Order::Streaming,
             flight: FlightRecorder::off(),
             tap: None,
+            live: LiveOptions::default(),
         }
     }
 

@@ -119,6 +119,10 @@ where
             sent_ns: now_ns(),
             source_bytes: bytes,
             source_queue,
+            steps: place.steps,
+            skipped_frames: built.skipped_frames,
+            held_back_ns: built.held_ns,
+            behind_ns: built.late_ns,
             in_flight: self.run.core.in_flight() + 1,
             ..ChunkRecord::before(&self.run.options.pipeline)
         };

@@ -65,6 +65,7 @@ where
             lap: ticket.lap,
             starts_epoch,
             rebuilds: false,
+            steps: None,
         };
         let chunk = Chunk {
             place,

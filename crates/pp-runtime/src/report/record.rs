@@ -114,6 +114,20 @@ pub struct ChunkRecord {
     pub in_flight: u32,
     /// A hard cut overtook it: the sink did not take it.
     pub dropped: bool,
+    /// The denoising steps that the job asked for, to keep up with its source; `None` where they do not vary.
+    pub steps: Option<u16>,
+    /// Denoising steps fewer than the most.
+    pub steps_saved: u16,
+    /// Frames between the chunk before and this one that were dropped because they came too fast.
+    pub skipped_frames: u32,
+    /// It took longer from its first frame to its acceptance than the job may take.
+    pub late: bool,
+    /// How long the reader was held back before it could hand the chunk on.
+    #[serde(rename = "held_back_ms", serialize_with = "ns_as_ms")]
+    pub held_back_ns: u64,
+    /// By how much later than the rate that the source names its first frame was built; `None` where no rate is kept.
+    #[serde(rename = "behind_ms", serialize_with = "some_ns_as_ms")]
+    pub behind_ns: Option<u64>,
 }
 
 impl ChunkRecord {
@@ -225,6 +239,14 @@ pub(super) fn leaders(pipeline: &Pipeline) -> BTreeSet<Rank> {
 
 pub(crate) fn as_ms<S: Serializer>(us: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(*us as f64 / 1e3)
+}
+
+fn ns_as_ms<S: Serializer>(ns: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(*ns as f64 / 1e6)
+}
+
+fn some_ns_as_ms<S: Serializer>(ns: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    ns.map(|ns| ns as f64 / 1e6).serialize(serializer)
 }
 
 /// A rank that was lost, and the process that took its place. Times are of the clock of rank 0.

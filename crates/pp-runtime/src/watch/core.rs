@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
-use pp_transport::control::Message;
+use pp_transport::control::{Message, Vitals};
 
 use crate::times::{GOODBYE_WITHIN, MISSED_HEARTBEATS, SEND_WITHIN};
 
@@ -38,6 +38,8 @@ pub(super) enum Event<'a, T> {
     Cut(CacheEpoch),
     /// This rank, which has the source, needs nothing more of the others.
     Served,
+    /// Somebody looks at the job on this rank, which has the source, or nobody does any more.
+    Watched(bool),
     /// From now on the loss of a peer does not end the process while the ranks are set up.
     LiveOn,
     /// The driver is done.
@@ -63,6 +65,10 @@ pub(super) enum Effect<T> {
     Cut(CacheEpoch),
     /// Tell the switch that the loss of a peer is no fault any more.
     Served,
+    /// Begin to send vital signs, or send no more.
+    Ask(bool),
+    /// Show the vital signs of this peer.
+    Vitals(usize, Vitals),
     /// Tell the driver that this peer has left in good order.
     PeerLeft(Rank),
     /// Tell the switch that a peer is lost.
@@ -107,6 +113,8 @@ struct Peer<T> {
     cut: CacheEpoch,
     /// It knows that nothing more is needed of it.
     is_served: bool,
+    /// It was asked for vital signs.
+    is_asked: bool,
     /// What came of it and was not taken yet.
     items: VecDeque<T>,
 }
@@ -131,6 +139,8 @@ pub(super) struct Core<T> {
     cut: CacheEpoch,
     /// This rank has the source, and needs nothing more of the others.
     is_served: bool,
+    /// Somebody looks at the job, on this rank.
+    is_watched: bool,
     effects: Vec<Effect<T>>,
     /// What peers told while this rank was set up. Its driver hears it first: no rank waits until all others are set up.
     early: Vec<Effect<T>>,
@@ -152,6 +162,7 @@ impl<T> Core<T> {
             drains: false,
             cut: CacheEpoch::new(0),
             is_served: false,
+            is_asked: false,
             items: VecDeque::new(),
         };
         Self {
@@ -167,6 +178,7 @@ impl<T> Core<T> {
             drain: None,
             cut: CacheEpoch::new(0),
             is_served: false,
+            is_watched: false,
             effects: Vec::new(),
             early: Vec::new(),
         }
@@ -189,6 +201,7 @@ impl<T> Core<T> {
                     Message::Drain(_) => peer.drains = false,
                     Message::Cut(_) => peer.cut = CacheEpoch::new(0),
                     Message::Served => peer.is_served = false,
+                    Message::Ask(is_on) => peer.is_asked = !is_on,
                     // A peer that does not read falls silent; what one that is gone said last may lie unread.
                     _ => {}
                 }
@@ -202,6 +215,7 @@ impl<T> Core<T> {
             Event::Draining(signal) => _ = self.drain.get_or_insert(signal),
             Event::Cut(epoch) => self.cut = self.cut.max(epoch),
             Event::Served => self.is_served = true,
+            Event::Watched(is_watched) => self.is_watched = is_watched,
             Event::LiveOn => self.is_spared = true,
             Event::Close => self.close(now),
             Event::Drop => {
@@ -305,7 +319,18 @@ impl<T> Core<T> {
             (Message::Served, Phase::SetUp | Phase::Running(_)) => {
                 self.for_driver(Effect::Served);
             }
-            (Message::Cut(_) | Message::Served, Phase::Closing(_) | Phase::Over) => {}
+            (Message::Ask(is_on), Phase::SetUp | Phase::Running(_)) => {
+                // The latest counts.
+                self.early.retain(|early| !matches!(early, Effect::Ask(_)));
+                self.for_driver(Effect::Ask(is_on));
+            }
+            (Message::Vitals(vitals), Phase::Running(_)) => {
+                self.effects.push(Effect::Vitals(at, vitals));
+            }
+            (
+                Message::Cut(_) | Message::Served | Message::Ask(_) | Message::Vitals(_),
+                Phase::Closing(_) | Phase::Over,
+            ) => {}
             (Message::Abort(fault), _) => {
                 self.peers[at].is_told = true;
                 self.fail(fault, now);
@@ -467,7 +492,7 @@ impl<T> Core<T> {
     }
 
     /// Tells the peers what they do not know yet: that the job drains (a launcher may have asked this rank alone), a hard
-    /// cut, that they are needed no more, and the fault. A peer that is silent learns, when it goes on, why the others
+    /// cut, that they are needed no more, whether somebody looks, and the fault. A peer that is silent learns, when it goes on, why the others
     /// have left.
     fn tell(&mut self, now: Instant) {
         let is_set_up = match self.phase {
@@ -486,6 +511,11 @@ impl<T> Core<T> {
             let served =
                 (self.is_served && !is_set_up && !peer.is_served).then_some(Message::Served);
             peer.is_served |= served.is_some();
+            let is_asked = peer.is_asked;
+            if !is_set_up && peer.presence == Presence::There {
+                peer.is_asked = self.is_watched;
+            }
+            let ask = (is_asked != peer.is_asked).then_some(Message::Ask(peer.is_asked));
             let fault = self.fault.as_ref().filter(|_| is_reached && !peer.is_told);
             let fault = fault.map(|(fault, _)| fault.clone());
             peer.is_told |= fault.is_some();
@@ -493,6 +523,7 @@ impl<T> Core<T> {
                 drain.map(Message::Drain),
                 cut.map(Message::Cut),
                 served,
+                ask,
                 fault.map(Message::Abort),
             ];
             for message in told.into_iter().flatten() {

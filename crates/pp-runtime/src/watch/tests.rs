@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
-use pp_transport::control::Message;
+use pp_transport::control::{Message, Vitals};
 
 use self::world::Harm::{self, Busy, Kill, Raise, Signal, Sleep, Stop, Tick};
 use self::world::World;
@@ -199,6 +199,39 @@ fn a_cut_and_an_end_that_come_while_a_rank_is_set_up_reach_its_driver() {
     let left = Effect::PeerLeft(Rank::new(0));
     assert_eq!(heard, [Effect::Cut(epoch), Effect::Served, left]);
     assert_eq!(core.handle(Event::Tick, now), []);
+}
+
+#[test]
+fn vital_signs_are_asked_for_while_somebody_looks_and_a_peer_that_is_set_up_hears_the_latest_word()
+{
+    let now = Instant::now();
+    let mut core = running(now);
+    let asked = |effects: Vec<Effect<u8>>| {
+        let asked = effects.into_iter().filter_map(|effect| match effect {
+            Effect::Send(0, Message::Ask(is_on), _) => Some(is_on),
+            _ => None,
+        });
+        asked.collect::<Vec<_>>()
+    };
+    assert_eq!(asked(core.handle(Event::Watched(false), now)), []);
+    assert_eq!(asked(core.handle(Event::Watched(true), now)), [true]);
+    assert_eq!(asked(core.handle(Event::Watched(true), now)), []);
+    assert_eq!(
+        asked(core.handle(Event::Unsent(0, Message::Ask(true)), now)),
+        []
+    );
+    assert_eq!(asked(core.handle(Event::Tick, now)), [true]);
+    assert_eq!(asked(core.handle(Event::Watched(false), now)), [false]);
+    let vitals = Vitals::default();
+    let said = Event::Said(0, Message::Vitals(vitals));
+    assert!(core.handle(said, now).contains(&Effect::Vitals(0, vitals)));
+
+    let mut late = Core::<u8>::new([Rank::new(0)], None, Duration::ZERO, now);
+    for is_on in [true, false, true] {
+        assert_eq!(late.handle(Event::Said(0, Message::Ask(is_on)), now), []);
+    }
+    assert_eq!(late.hand_over(None), Ok(None));
+    assert_eq!(late.handle(Event::Tick, now), [Effect::Ask(true)]);
 }
 
 #[test]

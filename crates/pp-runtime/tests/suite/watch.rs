@@ -8,10 +8,10 @@ use pp_runtime::driver::{BoxedStage, RankRun, Stages};
 use pp_runtime::progress::StuckLimits;
 use pp_runtime::stage::Offer;
 use pp_runtime::switch::Switch;
-use pp_runtime::watch::{SetUp, Watch, WatchOptions};
+use pp_runtime::watch::{OnSign, SetUp, Sign, Watch, WatchOptions};
 use pp_testing::{HANG, Toy, ToySink, ToySource, channels, local, seats};
 use pp_transport::bell::Bell;
-use pp_transport::control::{ControlChannel, Message, Tell};
+use pp_transport::control::{ControlChannel, Message, Tell, Vitals};
 use pp_transport::error::TransportError;
 use pp_transport::host::Host;
 
@@ -36,6 +36,7 @@ fn options(on_stuck: impl FnOnce(&Fault) + Send + 'static) -> WatchOptions {
         limits: None,
         on_stuck: Box::new(on_stuck),
         on_fault: None,
+        on_sign: None,
     }
 }
 
@@ -239,6 +240,40 @@ fn a_driver_that_does_not_end_after_a_fault_is_ended_also_where_what_is_done_abo
     let reason = Fault::new(FaultKind::Io, Rank::new(0), "write", "disk full");
     switch.raise(reason.clone());
     assert_eq!(heard.recv_timeout(HANG), Ok(reason));
+}
+
+#[test]
+fn a_rank_is_asked_for_vital_signs_and_what_it_says_is_shown() {
+    let (ours, theirs) = channels();
+    let (zero, one) = (switch(0), switch(1));
+    let with = |on_sign: OnSign| WatchOptions {
+        on_sign: Some(on_sign),
+        ..options(|_| {})
+    };
+    let (ask, asked) = mpsc::channel();
+    let (show, shown) = mpsc::channel();
+    let back = theirs.sender().clone();
+    let _one = run(
+        theirs,
+        &one,
+        with(Box::new(move |sign| ask.send(sign).unwrap())),
+    );
+    let _zero = run(
+        ours,
+        &zero,
+        with(Box::new(move |sign| show.send(sign).unwrap())),
+    );
+    for is_on in [true, false] {
+        zero.set_watched(is_on);
+        assert_eq!(asked.recv_timeout(HANG), Ok(Sign::Asked(is_on)));
+    }
+    let vitals = Vitals {
+        queued: 7,
+        ..Vitals::default()
+    };
+    let deadline = Instant::now() + HANG;
+    back.send(&Message::Vitals(vitals), deadline).unwrap();
+    assert_eq!(shown.recv_timeout(HANG), Ok(Sign::Of(Rank::new(1), vitals)));
 }
 
 #[test]

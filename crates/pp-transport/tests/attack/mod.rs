@@ -128,7 +128,7 @@ impl FromStr for Attack {
 /// A call with the form of one and nothing behind it.
 fn plausible(count: u64) -> Vec<u8> {
     let mut noise = (0..52_u64).map(|i| (count ^ (i + 1).wrapping_mul(0x9e37_79b9)) as u8);
-    let mut call = [&[62, 0, 0, 0][..], b"PPC1\x02\x00", &[1, 0, 0, 0]].concat();
+    let mut call = [&[62, 0, 0, 0][..], b"PPC1\x03\x00", &[1, 0, 0, 0]].concat();
     call.extend(noise.by_ref());
     call
 }

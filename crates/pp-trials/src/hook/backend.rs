@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use pp_contract::Fault;
 use pp_transport::backend::{
-    Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer,
+    Backend, Connect, Connected, EdgeEnd, End, Joined, MemoryProbe, Neighbours, OnFrame, Peer,
 };
 use pp_transport::bell::Bell;
 use pp_transport::edge::{Capabilities, Edges};
@@ -52,6 +52,10 @@ impl<B: Breakable> Backend for FaultyBackend<B> {
 
     fn free_memory(&self) -> u64 {
         self.inner.free_memory()
+    }
+
+    fn memory_probe(&self) -> Option<MemoryProbe> {
+        self.inner.memory_probe()
     }
 
     fn has_failed_for_all() -> bool {

@@ -124,6 +124,14 @@ impl<Tx, S: Source<Tx, Plan = VideoPlan>> Source<Tx> for Faulty<S> {
     fn queued(&self) -> u32 {
         self.inner.queued()
     }
+
+    fn drop_late(&mut self, before_ns: u64) -> StageResult<u64> {
+        self.inner.drop_late(before_ns)
+    }
+
+    fn oldest_ns(&self) -> Option<u64> {
+        self.inner.oldest_ns()
+    }
 }
 
 impl<S> Faulty<S> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pp_contract::{Fault, Prepared, Stamp};
 use pp_transport::backend::{
-    Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer,
+    Backend, Connect, Connected, EdgeEnd, End, Joined, MemoryProbe, Neighbours, OnFrame, Peer,
 };
 use pp_transport::bell::Bell;
 use pp_transport::edge::{Capabilities, EdgeTx, Edges, Sent};
@@ -77,6 +77,10 @@ impl<B: Backend> Backend for Rendezvous<B> {
 
     fn free_memory(&self) -> u64 {
         self.0.free_memory()
+    }
+
+    fn memory_probe(&self) -> Option<MemoryProbe> {
+        self.0.memory_probe()
     }
 
     fn has_failed_for_all() -> bool {

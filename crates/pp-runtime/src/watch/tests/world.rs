@@ -230,7 +230,11 @@ impl World {
                 me.alarm = true;
                 me.driver.as_mut()?.drain.get_or_insert(signal);
             }
-            Effect::PeerLeft(_) | Effect::Cut(_) | Effect::Served => {}
+            Effect::PeerLeft(_)
+            | Effect::Cut(_)
+            | Effect::Served
+            | Effect::Ask(_)
+            | Effect::Vitals(..) => {}
             Effect::LosePeer(fault) => {
                 if !self.ranks[at].driver.as_ref()?.is_served {
                     self.knows(at, &fault);

@@ -359,6 +359,7 @@ fn watch_options(limits: Option<StuckLimits>) -> WatchOptions {
         limits,
         on_stuck: Box::new(|_| {}),
         on_fault: None,
+        on_sign: None,
     }
 }
 

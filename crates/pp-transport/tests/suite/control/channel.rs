@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
 use pp_transport::control::{
     ControlChannel, ControlError, ControlReceiver, MAX_FDS, MAX_MESSAGE_BYTES, Message, Received,
-    SocketKind,
+    SocketKind, Vitals,
 };
 use pp_transport::launch::Via;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -55,6 +55,13 @@ fn every_kind_of_message_arrives_as_it_was_sent() {
             Message::Introduce(b"words"),
             Message::Drain(15),
             Message::Cut(CacheEpoch::new(u64::MAX)),
+            Message::Ask(true),
+            Message::Ask(false),
+            Message::Vitals(Vitals {
+                resident_bytes: u64::MAX,
+                queued: 3,
+                device_bytes: [1, 2],
+            }),
             Message::Abort(fault),
             Message::Bye,
         ];

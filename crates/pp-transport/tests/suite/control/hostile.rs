@@ -76,7 +76,7 @@ fn caller_of_another_version_hears_ours_and_nothing_else() {
     stranger.write_all(&call).unwrap();
     let mut answer = Vec::new();
     stranger.read_to_end(&mut answer).unwrap();
-    assert_eq!(answer, b"\x0a\0\0\0PPC1\x02\0\0\0\0\0");
+    assert_eq!(answer, b"\x0a\0\0\0PPC1\x03\0\0\0\0\0");
     meeting.succeeds();
 }
 
@@ -125,7 +125,7 @@ fn word_of_a_wrong_secret_is_not_believed_while_rank_0_may_still_come() {
             let mut call = [0; CALL_BYTES];
             caller.read_exact(&mut call).unwrap();
             caller
-                .write_all(b"\x0b\0\0\0PPC1\x02\0\0\0\0\0\x01")
+                .write_all(b"\x0b\0\0\0PPC1\x03\0\0\0\0\0\x01")
                 .unwrap();
             // Reset, so that the port is free at once.
             rustix::net::sockopt::set_socket_linger(&caller, Some(Duration::ZERO)).unwrap();
@@ -145,7 +145,7 @@ fn slow_writer_is_dropped_in_the_middle() {
     let mut slow = meeting.call();
     let started = Instant::now();
     // Never a whole message.
-    let message = [&[62, 0, 0, 0][..], b"PPC1\x02\x00"].concat();
+    let message = [&[62, 0, 0, 0][..], b"PPC1\x03\x00"].concat();
     let mut bytes = message.iter().chain(std::iter::repeat(&0)).take(61);
     let is_taken = |byte: &u8| {
         std::thread::sleep(Duration::from_millis(50));
@@ -196,7 +196,7 @@ fn stranger_in_the_place_of_rank_0_is_not_believed() {
             let mut call = [0; CALL_BYTES];
             let _ = caller.read_exact(&mut call);
             let _ =
-                caller.write_all(&[&[58, 0, 0, 0][..], b"PPC1\x02\0\0\0\0\0", &[7; 48]].concat());
+                caller.write_all(&[&[58, 0, 0, 0][..], b"PPC1\x03\0\0\0\0\0", &[7; 48]].concat());
         }
     });
     let text = job.start(1).join().unwrap().unwrap_err().to_string();

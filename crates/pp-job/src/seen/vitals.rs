@@ -1,0 +1,117 @@
+//! The vital signs of this rank, sent while somebody looks at the job.
+//!
+//! Hazard: a driver of a device, or a peer that reads nothing, holds up what asks. Guarantee: a thread of its own asks and
+//! sends; it is woken by a flag, and nobody waits for it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::Thread;
+use std::time::Instant;
+
+use pp_runtime::switch::Switch;
+use pp_runtime::times::SEND_WITHIN;
+use pp_transport::backend::MemoryProbe;
+use pp_transport::control::{ControlSender, Message, Vitals};
+
+use super::viewer::{Viewer, lock};
+use crate::times::SEEN_EVERY;
+
+/// Where the vital signs go.
+pub(crate) enum Towards {
+    /// Rank 0 shows its own.
+    Here(Viewer),
+    Rank0(ControlSender),
+}
+
+/// The vital signs of this rank. Clones are of the same rank.
+#[derive(Clone, Default)]
+pub(crate) struct Signs(Arc<Asked>);
+
+#[derive(Default)]
+struct Asked {
+    is_on: AtomicBool,
+    is_over: AtomicBool,
+    thread: OnceLock<Thread>,
+    /// The driver that runs now, and who is told. Held for assignments alone.
+    of: Mutex<Option<(Switch, Arc<Towards>)>>,
+}
+
+impl Signs {
+    /// Starts the thread, which sleeps until it is asked. Without a thread there are no vital signs.
+    pub(crate) fn start(&self, probe: Option<MemoryProbe>) {
+        let asked = Arc::clone(&self.0);
+        let thread = std::thread::Builder::new().name("pp-vitals".into());
+        match thread.spawn(move || asked.tell(probe.as_deref())) {
+            Ok(thread) => _ = self.0.thread.set(thread.thread().clone()),
+            Err(error) => tracing::debug!(%error, "no thread for vital signs"),
+        }
+    }
+
+    /// From now on they are those of this driver. They are not asked for yet.
+    pub(crate) fn attach(&self, switch: &Switch, towards: Towards) {
+        self.0.is_on.store(false, Ordering::Release);
+        *lock(&self.0.of) = Some((switch.clone(), Arc::new(towards)));
+    }
+
+    /// They are asked for, once a second, or no more. Never waits.
+    pub(crate) fn ask(&self, is_on: bool) {
+        self.0.is_on.store(is_on, Ordering::Release);
+        self.wake();
+    }
+
+    /// The rank has ended, and the thread ends.
+    pub(crate) fn end(&self) {
+        self.0.is_over.store(true, Ordering::Release);
+        // A viewer lives as long as somebody has it.
+        *lock(&self.0.of) = None;
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if let Some(thread) = self.0.thread.get() {
+            thread.unpark();
+        }
+    }
+}
+
+impl Asked {
+    fn tell(&self, probe: Option<&(dyn Fn() -> Option<[u64; 2]> + Send)>) {
+        super::at_low_priority();
+        while !self.is_over.load(Ordering::Acquire) {
+            if !self.is_on.load(Ordering::Acquire) {
+                std::thread::park();
+                continue;
+            }
+            let of = lock(&self.of).clone();
+            if let Some((switch, towards)) = of {
+                let vitals = Vitals {
+                    resident_bytes: resident_bytes().unwrap_or(0),
+                    queued: switch.queued(),
+                    device_bytes: probe.and_then(|probe| probe()).unwrap_or_default(),
+                };
+                match &*towards {
+                    Towards::Here(viewer) => viewer.hear(crate::RANK_0, vitals),
+                    // One that is not sent is missed by nobody.
+                    Towards::Rank0(to) => {
+                        let _ = to.send(&Message::Vitals(vitals), Instant::now() + SEND_WITHIN);
+                    }
+                }
+            }
+            std::thread::park_timeout(SEEN_EVERY);
+        }
+    }
+}
+
+/// The memory of this process, as the kernel counts it.
+fn resident_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+impl fmt::Debug for Signs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Signs").field(&self.0.is_on).finish()
+    }
+}
