@@ -20,7 +20,7 @@ mod live;
 mod plugin;
 mod schedule;
 
-pub(crate) use self::live::LiveArgs;
+pub(crate) use self::live::{LiveArgs, TopArgs};
 pub(crate) use self::plugin::check_plugin_args;
 pub use self::plugin::{PluginArgs, PluginCommand};
 pub use self::schedule::ScheduleCommand;
@@ -121,6 +121,8 @@ pub enum Command {
     Schedule(ScheduleCommand),
     /// Read what the ranks of a job did last: who waited for whom, and who never came.
     Flight(FlightArgs),
+    /// Show the jobs of this user that run on this machine, once a second: who waits, what is late, what was lost.
+    Top(TopArgs),
     /// Say what this machine has and lacks, and what to do about it.
     Doctor,
     /// Compare the digests in the reports of two runs with --verify: the first chunk and tensor that differ.

@@ -74,6 +74,7 @@ pub fn perform(command: &Command, env: &Env) -> Result<(), Error> {
         Command::Plan(args) => pp_bench::plan(args, env, |file| cmd::plugin::describe(file, env)),
         Command::Schedule(command) => cmd::schedule::perform(command),
         Command::Flight(args) => cmd::flight::flight(args),
+        Command::Top(args) => cmd::top::top(args, env),
         Command::Doctor => cmd::doctor::doctor(env),
         Command::Verify { first, second } => cmd::verify::verify(first, second),
         Command::Plugin(PluginCommand::Check(args)) => cmd::plugin::check(args, env),

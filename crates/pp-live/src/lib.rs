@@ -17,5 +17,7 @@ mod picture;
 mod server;
 mod shown;
 mod token;
+mod top;
 
 pub use listen::{Live, Serving};
+pub use top::Top;

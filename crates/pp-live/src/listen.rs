@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use pp_contract::{Fault, FaultKind};
 use pp_job::command_line::say_aside;
-use pp_job::seen::Viewer;
+use pp_job::seen::{Viewer, at_low_priority};
 use pp_job::{Error, RANK_0};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::{Builder, Runtime};
@@ -23,8 +23,6 @@ use crate::token::Token;
 
 /// Callers that wait in the kernel; one more has to call again.
 const BACKLOG: u32 = 16;
-/// Gives way to everything else on the machine.
-const NICE: i32 = 19;
 
 /// Where a job is shown, and to whom: what `--live` and `--live-token-file` say.
 ///
@@ -90,8 +88,7 @@ impl Live {
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new().name("pp-live".into());
         let thread = thread.spawn(move || {
-            // Of this thread alone. Without it the thread works all the same.
-            let _ = rustix::process::setpriority_process(None, NICE);
+            at_low_priority();
             LocalSet::new().block_on(&runtime, show(listener, access, viewer, stopped));
         });
         let thread = thread.map_err(failed)?;
@@ -147,14 +144,16 @@ async fn show(listener: TcpListener, access: Access, viewer: Viewer, stopped: on
     tokio::select! {
         () = serve(listener, Rc::clone(&desk)) => {}
         () = shown.rest() => {}
-        // Dropped, or sent: the end either way.
-        _ = stopped => {}
+        () = async {
+            // Dropped, or sent: the end either way.
+            let _ = stopped.await;
+            desk.end().await;
+        } => {}
     }
-    desk.end().await;
 }
 
-/// Shows a job, as long as it lives. Whoever waits for news when it is dropped is told how the job ended, in at most
-/// 200 ms; so drop it behind [`Job::run`](pp_job::Job::run).
+/// Shows a job, as long as it lives. Whoever follows the job is then told how it ended, in at most 200 ms: drop it behind
+/// [`Job::run`](pp_job::Job::run).
 #[derive(Debug)]
 pub struct Serving {
     url: String,

@@ -111,9 +111,12 @@ pub(crate) struct Desk<A> {
     access: Access,
     pace: RefCell<Pace>,
     answers: A,
-    /// The job has ended.
-    ended: Notify,
+    /// Wakes those who wait for the next snapshot when the job has ended.
+    news: Notify,
+    has_ended: Cell<bool>,
     open: Cell<usize>,
+    /// When somebody took the next snapshot last.
+    followed: Cell<Option<Instant>>,
 }
 
 impl<A: Fn(Route) -> Answer> Desk<A> {
@@ -123,8 +126,10 @@ impl<A: Fn(Route) -> Answer> Desk<A> {
             access,
             pace: RefCell::new(Pace::new(ANSWERS)),
             answers,
-            ended: Notify::new(),
+            news: Notify::new(),
+            has_ended: Cell::new(false),
             open: Cell::new(0),
+            followed: Cell::new(None),
         }
     }
 
@@ -134,7 +139,10 @@ impl<A: Fn(Route) -> Answer> Desk<A> {
             is_free.then_some(route).ok_or(StatusCode::TOO_MANY_REQUESTS)
         });
         if judged == Ok(Route::Next) {
-            let _ = timeout(NEXT_AFTER, self.ended.notified()).await;
+            if !self.has_ended.get() {
+                let _ = timeout(NEXT_AFTER, self.news.notified()).await;
+            }
+            self.followed.set(Some(Instant::now()));
         }
         let mut answer = judged.map_or_else(refusal, &self.answers);
         for (name, value) in HEADERS {
@@ -146,11 +154,15 @@ impl<A: Fn(Route) -> Answer> Desk<A> {
         answer
     }
 
-    /// Tells those who wait for the next snapshot that the job has ended, and gives them time to take it.
+    /// Tells those who wait for the next snapshot, or have just taken one, that the job has ended, and gives them time to
+    /// take it.
     pub(crate) async fn end(&self) {
-        self.ended.notify_waiters();
+        let begun = Instant::now();
+        let follows = |at: Instant| begun.duration_since(at) < 2 * NEXT_AFTER && at < begun;
+        self.has_ended.set(true);
+        self.news.notify_waiters();
         let _ = timeout(TOLD_WITHIN, async {
-            while self.open.get() > 0 {
+            while self.open.get() > 0 || self.followed.get().is_some_and(follows) {
                 sleep(TOLD_WITHIN / 20).await;
             }
         })

@@ -24,3 +24,14 @@ impl LiveArgs {
         Some(live.token_file(self.live_token_file.as_deref()))
     }
 }
+
+/// The arguments of `pp top`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TopArgs {
+    /// The process of the job's rank 0; without it the only job there is, or a list of all.
+    #[arg(value_name = "PROCESS")]
+    pub(crate) process: Option<u32>,
+    /// Print a snapshot of each job as a line of JSON, once.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -4,4 +4,5 @@ pub(crate) mod doctor;
 pub(crate) mod flight;
 pub(crate) mod plugin;
 pub(crate) mod schedule;
+pub(crate) mod top;
 pub(crate) mod verify;

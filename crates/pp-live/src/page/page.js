@@ -1,7 +1,8 @@
 'use strict';
 // Everything that comes from the job goes in as text: no string is ever read as HTML.
 const $ = (id) => document.getElementById(id);
-const token = new URLSearchParams(location.search).get('token') || '';
+const asked = new URLSearchParams(location.search);
+const token = asked.get('token') || '';
 const ask = async (path) => {
   const answer = await fetch(path, { headers: { Authorization: `Bearer ${token}` }, cache: 'no-store' });
   if (!answer.ok) throw new Error(`${answer.status}: ${await answer.text()}`);
@@ -22,7 +23,7 @@ const shape = (tag, attributes = {}, text = null) => {
 const NONE = '–';
 const fixed = (value) => value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0);
 const known = (value, show) => (value === null || value === undefined ? NONE : show(value));
-const ms = (value) => known(value, (v) => (v >= 10000 ? `${fixed(v / 1000)} s` : v < 1 ? `${fixed(v * 1000)} µs` : `${fixed(v)} ms`));
+const ms = (value) => known(value, (v) => (v === 0 ? '0 ms' : v >= 10000 ? `${fixed(v / 1000)} s` : v < 1 ? `${fixed(v * 1000)} µs` : `${fixed(v)} ms`));
 const count = (value) => known(value, (v) => v.toLocaleString('en'));
 const percent = (value) => known(value, (v) => `${Math.round(100 * v)} %`);
 const bytes = (value) => known(value, (v) => {
@@ -90,6 +91,7 @@ const showTables = (seen) => {
 };
 
 // The stages of each rank, a row for each, and below them what is between ranks.
+const mark = (ns) => (ns >= 1e9 ? `${ns / 1e9} s` : ns >= 1e6 ? `${ns / 1e6} ms` : `${ns / 1e3} µs`);
 const lanes = (seen, chunks) => {
   const all = [];
   const between = ['stage0', 'stage1', 'stage2', 'stage3'];
@@ -100,13 +102,13 @@ const lanes = (seen, chunks) => {
       const bars = chunks.filter((chunk) => chunk.stages[at]).map((chunk) => ({
         chunk: chunk.chunk_index, from: chunk.stages[at][0], to: chunk.stages[at][1],
         kind: at === 0 ? 'source' : chunk.dropped ? 'dropped' : at === last ? 'sink' : between[(at - 1) % 4] }));
-      all.push({ name: stage.stage, note: `rank ${rank.rank}`, rank: rank.rank, bars, height: 26 });
+      all.push({ name: stage.stage, note: `rank ${rank.rank}`, rank: rank.rank, bars, height: 30 });
     });
     seen.stages.forEach((stage, at) => {
       if (at === 0 || seen.stages[at - 1].ranks[0] !== rank.rank || stage.ranks[0] === rank.rank) return;
       const bars = chunks.filter((chunk) => chunk.stages[at - 1] && chunk.stages[at]).map((chunk) => ({
         chunk: chunk.chunk_index, from: chunk.stages[at - 1][1], to: chunk.stages[at][0], kind: 'edge' }));
-      all.push({ name: `${rank.rank} → ${stage.ranks[0]}`, note: '', rank: null, bars, height: 12 });
+      all.push({ name: `${rank.rank} → ${stage.ranks[0]}`, note: '', rank: null, bars, height: 14 });
     });
   }
   return all;
@@ -128,7 +130,7 @@ const showTimeline = (seen) => {
   const tick = TICKS.find((step) => (to - from) / step <= (width - left) / 90) || TICKS.at(-1);
   const grid = shape('g');
   for (let at = 0; at <= to - from; at += tick) {
-    grid.append(shape('text', { class: 'note', x: x(from + at) + 3, y: 11 }, ms(at / 1e6)));
+    if (x(from + at) < width - 44) grid.append(shape('text', { class: 'note', x: x(from + at) + 3, y: 11 }, mark(at)));
     grid.append(shape('line', { class: 'grid', x1: x(from + at), x2: x(from + at), y1: 0, y2: 4000 }));
   }
   const worked = {};
@@ -137,8 +139,13 @@ const showTimeline = (seen) => {
   for (const lane of all) {
     if (left === 0) y += 15;
     svg.append(shape('rect', { class: 'row', x: left, y, width: width - left, height: lane.height, rx: 3 }));
-    const label = left === 0 ? { x: 2, y: y - 3 } : { x: left - 8, y: y + lane.height / 2 + 4, 'text-anchor': 'end' };
-    svg.append(shape('text', label, lane.note === '' ? lane.name : `${lane.name} · ${lane.note}`));
+    if (left === 0) {
+      svg.append(shape('text', { x: 2, y: y - 3 }, lane.note === '' ? lane.name : `${lane.name} · ${lane.note}`));
+    } else {
+      const squeezed = lane.name.length > 18 ? { textLength: left - 12, lengthAdjust: 'spacingAndGlyphs' } : {};
+      svg.append(shape('text', { x: left - 8, y: y + 12, 'text-anchor': 'end', ...squeezed }, lane.name));
+      svg.append(shape('text', { class: 'note', x: left - 8, y: y + 25, 'text-anchor': 'end' }, lane.note));
+    }
     if (lane.rank !== null) {
       let free = from;
       for (const bar of [...worked[lane.rank]].sort((a, b) => a.from - b.from)) {
@@ -207,7 +214,7 @@ const look = async () => {
       $('state').className = 'state bad';
     }
   }
-  if (latest && latest.ended) return;
+  if ((latest && latest.ended) || asked.has('still')) return;
   // An answer comes when it is time; after a failure this waits.
   setTimeout(look, $('silent').hidden && !document.hidden ? 0 : 1000);
 };

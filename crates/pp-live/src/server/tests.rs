@@ -220,6 +220,10 @@ fn the_next_snapshot_comes_a_second_later_or_with_the_end() {
         desk.end().await;
         assert!(rest(waits).await.ends_with(BODY));
         assert!(begun.elapsed().as_millis() < 1_200);
+        // One that comes behind the end does not wait.
+        let late = Instant::now();
+        assert!(callers.ask(&next).await.ends_with(BODY));
+        assert_eq!(late.elapsed(), Duration::ZERO);
         // One that says nothing does not hold up the end.
         let silent = callers.say("").await;
         sleep(Duration::from_millis(1)).await;
