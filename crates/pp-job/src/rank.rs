@@ -51,11 +51,7 @@ impl ThisRank<'_> {
         program.check(pipeline)?;
         let profile = self.profile(profile);
         let bell = Bell::new().map_err(anyhow::Error::new)?;
-        self.context.signs.start(backend.memory_probe());
-        if restarts > 0 && self.rank() != RANK_0 {
-            backend.load_ahead();
-        }
-        let (joined, briefed) = self.meet::<S::Plan, B, T>(&backend, &profile)?;
+        let (joined, briefed) = self.meet::<S::Plan, B, T>(&mut backend, &profile)?;
         let who = format!("rank {}", self.rank());
         let opened = caught(who, || self.open(briefed, &mut program, &bell));
         let (stages, generation, briefing, live) = match opened {
@@ -152,9 +148,13 @@ impl ThisRank<'_> {
     /// Meets the other ranks for the first time. Gives none of them if one came and went that may be started again.
     fn meet<P: Plan, B: Backend, T: DeserializeOwned>(
         &self,
-        backend: &B,
+        backend: &mut B,
         profile: &Profile,
     ) -> Result<(Option<JoinedRank>, Option<Briefed<T>>), Error> {
+        self.context.signs.start(backend.memory_probe());
+        if self.job.restarts > 0 && self.rank() != RANK_0 {
+            backend.load_ahead();
+        }
         let within = self.context.config.meet_within;
         loop {
             let joined = join::join::<P, B>(self, backend, profile, within);

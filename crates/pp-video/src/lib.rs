@@ -15,6 +15,7 @@ pub mod sink;
 pub mod source;
 #[cfg(test)]
 mod testing;
+pub mod thumbnail;
 pub mod y4m;
 
 pub use crate::error::{At, HeaderFault, InputError};

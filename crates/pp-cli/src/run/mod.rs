@@ -33,6 +33,7 @@ use pp_command::env::Env;
 use pp_contract::{DeviceName, Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
 use pp_job::command_line::{say, say_aside, signal_name};
 use pp_job::output::Shown;
+use pp_job::seen::Viewer;
 use pp_job::{Error, Finished, Opened, Profile, Program, RANK_0, ThisRank};
 use pp_kernels::{ChunkShape, KernelSet, SessionConfig};
 use pp_runtime::core::Late;
@@ -93,6 +94,8 @@ pub struct VideoJob<'a> {
     payloads: RefCell<slots::Payloads>,
     /// The clean frames of chunks, for a sink beside the source.
     clean: Rc<CleanStore>,
+    /// Takes pictures of the video, on rank 0.
+    viewer: Option<Viewer>,
 }
 
 impl<'a> VideoJob<'a> {
@@ -161,6 +164,7 @@ impl<'a> VideoJob<'a> {
             choice: choice.said,
             payloads: RefCell::default(),
             clean: Rc::default(),
+            viewer: rank.viewer(),
         };
         Ok((job, choice.backend))
     }
@@ -283,6 +287,7 @@ impl<'a> VideoJob<'a> {
             verifier: self.verifier(0),
             log: Log::new(args.verify, self.pipeline),
             clean: Rc::clone(&self.clean),
+            viewer: self.viewer.clone(),
         };
         Ok(Opened {
             source: VideoSource::open(reader, encoder, settings, bell)?,
@@ -343,7 +348,7 @@ impl<'a> VideoJob<'a> {
             }
         };
         let verifier = self.verifier(at);
-        let settings = (args, self.depth);
+        let settings = (args, self.depth, self.viewer.clone());
         // A fault names it, so it lives as long as the process.
         let name = String::leak(self.pipeline.stages()[at].name.to_string());
         let opened = VideoSink::open(settings, shape, (name, decoder), verifier, clean, bell);

@@ -1,12 +1,14 @@
 //! The sink of `pp run`: decodes frames and writes them.
 
 use pp_contract::{ChunkIndex, FaultKind, Plan as _, Seal, VideoPlan};
+use pp_job::seen::{Thumb, Viewer};
 use pp_kernels::FrameGeometry;
 use pp_runtime::drift::{Check, Verifier};
 use pp_runtime::stage::{Chunk, Progress, Sink, StageError, StageResult, Taken};
 use pp_transport::bell::Bell;
 use pp_video::buffer::Buffer;
 use pp_video::sink::{Sink as Output, SinkOptions};
+use pp_video::thumbnail::thumbnail;
 use pp_video::y4m::Params;
 use pp_video::{QUEUE, io_threads};
 
@@ -42,6 +44,8 @@ pub struct VideoSink<D: Kernels> {
     name: &'static str,
     layouts: Layouts,
     clean: Option<CleanFrames>,
+    /// Takes pictures of the output, on rank 0.
+    viewer: Option<Viewer>,
     /// Whether there is something to be stored.
     has_frames: bool,
 }
@@ -66,7 +70,7 @@ fn cannot_compare(shape: &Shape, frames: FrameGeometry) -> StageError {
 impl<D: Kernels> VideoSink<D> {
     /// Opens the output.
     pub(super) fn open(
-        (args, depth): (&RunArgs, u32),
+        (args, depth, viewer): (&RunArgs, u32, Option<Viewer>),
         shape: &Shape,
         (name, decoder): (&'static str, D),
         verifier: Verifier,
@@ -109,6 +113,7 @@ impl<D: Kernels> VideoSink<D> {
             name,
             layouts: Layouts::default(),
             clean,
+            viewer,
             has_frames: false,
         })
     }
@@ -141,6 +146,13 @@ impl<D: Kernels> VideoSink<D> {
             after: after.transpose()?,
             seals,
         };
+        if let Some(viewer) = &self.viewer
+            && viewer.wants(Thumb::After)
+            && let Some(frame) = frames.bytes.get(..frame_bytes(self.made))
+        {
+            let size = (self.made.width, self.made.height);
+            viewer.set_thumbnail(Thumb::After, thumbnail(size, self.made.chroma, frame));
+        }
         match &mut self.output {
             Some(output) => output.push(frames.bytes, taking.params)?,
             None => self.idle.push(frames.bytes),

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use pp_contract::{ChunkIndex, FaultKind, Manifest, Message, Rank, VideoPlan, VideoPlanParts};
 use pp_job::Error;
+use pp_job::seen::{Thumb, Viewer};
 use pp_kernels::ChunkShape;
 use pp_runtime::core::Cut;
 use pp_runtime::drift::{Log, Sealed, Verifier, seal_again};
@@ -16,6 +17,7 @@ use pp_video::header::Header;
 use pp_video::noise::Noise;
 use pp_video::psnr::LumaPsnr;
 use pp_video::source::{Chunk, Polled, Source as Frames, SourceOptions};
+use pp_video::thumbnail::thumbnail;
 use pp_video::y4m::Reader;
 use pp_video::{InputError, QUEUE, io_threads};
 
@@ -56,6 +58,8 @@ pub(super) struct Settings<'a> {
     pub(super) log: Log,
     /// For the sink on this rank.
     pub(super) clean: Rc<CleanStore>,
+    /// Takes pictures of the input.
+    pub(super) viewer: Option<Viewer>,
 }
 
 pub struct VideoSource<'a, E: Kernels> {
@@ -219,6 +223,14 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
         let known = (self.layouts).of(&mut self.encoder, &self.settings.verifier, (shape, 0))?;
         let (tensors, sealed) = (&known.layout.outputs, known.sealed.as_ref());
         let bytes = chunk.data().len();
+        if let Some(viewer) = &self.settings.viewer
+            && viewer.wants(Thumb::Before)
+        {
+            let frame = &chunk.data()[..bytes / frames.max(1)];
+            let size = (self.header.width(), self.header.height());
+            let picture = thumbnail(size, self.header.chroma(), frame);
+            viewer.set_thumbnail(Thumb::Before, picture);
+        }
         let encode = self
             .encoder
             .encode(chunk.memory(), bytes, &plan, tensors, slot)?;

@@ -27,7 +27,7 @@ use crate::own_folder;
 use crate::times::{DRAINED_EVERY, LAST_SEEN_WITHIN, SEEN_EVERY, STUCK_VIEWER};
 
 /// Programs that may look at the same time.
-const CLIENTS: usize = 4;
+pub(super) const CLIENTS: usize = 4;
 /// Jobs of one process with the same number that may have a socket.
 const NAMES: u32 = 8;
 
@@ -54,13 +54,7 @@ impl Server {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let alarm = Arc::new(eventfd(0, flags).ok()?);
         let (end, ended) = channel();
-        let serving = Serving {
-            viewer,
-            bound,
-            clients: Vec::new(),
-            watching: None,
-            own: rustix::process::getuid(),
-        };
+        let serving = Serving::new(viewer, bound);
         let own = Arc::clone(&alarm);
         let thread = std::thread::Builder::new().name("pp-seen".into());
         let started = thread.spawn(move || serving.run(&own, end));
@@ -76,7 +70,10 @@ impl Drop for Server {
 }
 
 /// Listens in this folder, under the first of its names that no job has.
-fn bind(folder: &Path, name: impl Fn(u32) -> String) -> io::Result<(UnixListener, PathBuf)> {
+pub(super) fn bind(
+    folder: &Path,
+    name: impl Fn(u32) -> String,
+) -> io::Result<(UnixListener, PathBuf)> {
     own_folder::make(folder)?;
     for path in (0..NAMES).map(|again| folder.join(name(again))) {
         match UnixStream::connect(&path) {
@@ -96,23 +93,31 @@ fn bind(folder: &Path, name: impl Fn(u32) -> String) -> io::Result<(UnixListener
     Err(io::Error::other("other jobs have all of its names"))
 }
 
-struct Serving {
-    viewer: Viewer,
+pub(super) struct Serving {
+    pub(super) viewer: Viewer,
     bound: Option<(UnixListener, PathBuf)>,
     clients: Vec<Spectator>,
     /// Held while there are clients.
     watching: Option<Watching>,
-    own: Uid,
 }
 
 impl Serving {
+    pub(super) fn new(viewer: Viewer, bound: Option<(UnixListener, PathBuf)>) -> Self {
+        Self {
+            viewer,
+            bound,
+            clients: Vec::new(),
+            watching: None,
+        }
+    }
+
     fn run(mut self, alarm: &OwnedFd, _end: Sender<()>) {
         super::at_low_priority();
         let mut next = Instant::now();
         loop {
             let is_over = self.sleep(alarm);
             self.viewer.drain();
-            self.accept(self.own);
+            self.accept(rustix::process::getuid());
             let now = Instant::now();
             if is_over {
                 break;
@@ -159,7 +164,7 @@ impl Serving {
     }
 
     /// Takes in who calls, unless it is another user, or one too many: that one finds the connection closed.
-    fn accept(&mut self, own: Uid) {
+    pub(super) fn accept(&mut self, own: Uid) {
         let Some((listener, _)) = &self.bound else {
             return;
         };
@@ -189,7 +194,7 @@ impl Serving {
     }
 
     /// Gives everybody who has taken the last line the next one.
-    fn show(&mut self, now: Instant) {
+    pub(super) fn show(&mut self, now: Instant) {
         if self.clients.is_empty() {
             return;
         }
@@ -208,12 +213,17 @@ impl Serving {
     }
 
     /// Writes what there is room for, and drops whoever is gone, says something or takes nothing.
-    fn write(&mut self, now: Instant) {
+    pub(super) fn write(&mut self, now: Instant) {
         self.clients
             .retain_mut(|client| client.write(now).is_some());
         if self.clients.is_empty() {
             self.watching = None;
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.clients.iter().map(|client| client.rest.len()).sum()
     }
 }
 

@@ -4,5 +4,6 @@ mod command;
 mod flow;
 mod mistakes;
 mod open;
+mod seen;
 mod signals;
 mod two_jobs;

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use pp_job::prelude::*;
+use pp_job::seen::Viewer;
 use pp_job::{Running, ThisRank};
 use pp_testing::{Folder, Toy, ToySink, ToySource, done, until};
 use rustix::process::{Signal, getpid, kill_process};
@@ -15,7 +16,7 @@ const FOLDER: &str = "--skip=";
 
 /// What a stage does at chunk 2, once: the name of a file in the folder of the test.
 #[derive(Clone, Copy)]
-enum At2 {
+pub(crate) enum At2 {
     /// The process of rank 1 is killed.
     Kill,
     /// The stage on rank 1 fails.
@@ -97,11 +98,16 @@ fn program() {
         let is_passed_over = first.is_passed_over();
         first.wait()?;
         assert!(is_passed_over);
-        open(&config, &folder, None)?.wait()
+        open(&config, &folder, None, None)?.wait()
     });
 }
 
-fn open(config: &Config, folder: &Path, taken: Option<Sender<u64>>) -> Result<Running, Error> {
+pub(crate) fn open(
+    config: &Config,
+    folder: &Path,
+    taken: Option<Sender<u64>>,
+    show: Option<Sender<Viewer>>,
+) -> Result<Running, Error> {
     let program = std::env::current_exe()?.into_os_string();
     let args = ["open::program", "--exact", "--ignored", "--nocapture"];
     let skip = format!("{FOLDER}{}", folder.display());
@@ -113,7 +119,12 @@ fn open(config: &Config, folder: &Path, taken: Option<Sender<u64>>) -> Result<Ru
         .number(2)
         .restarts(folder.join("restarts").exists().into())
         .command(&command)
-        .open(move |this| rank(this, &folder, taken))
+        .open(move |this| {
+            if let (Some(show), Some(viewer)) = (show, this.viewer()) {
+                show.send(viewer).unwrap();
+            }
+            rank(this, &folder, taken)
+        })
 }
 
 /// Settings of a process that starts its ranks, whose stages are stuck after a second.
@@ -131,7 +142,7 @@ fn begin(what: Option<At2>, restarts: bool) -> (Folder, Result<Running, Error>, 
         folder.write("restarts", b"");
     }
     let (taken, is_taken) = channel();
-    let running = open(&config(), folder.path(), Some(taken));
+    let running = open(&config(), folder.path(), Some(taken), None);
     (folder, running, is_taken)
 }
 
@@ -183,7 +194,7 @@ fn the_caller_drains_a_job_or_aborts_it() {
     let folder = Folder::scratch();
     folder.write(&(At2::Stick as u8).to_string(), b"");
     let patient = Config::alone(|_| None).unwrap();
-    let running = open(&patient, folder.path(), None).unwrap();
+    let running = open(&patient, folder.path(), None, None).unwrap();
     until(|| folder.path().join("once").exists());
     running.abort();
     let ended = running.wait().unwrap_err();
