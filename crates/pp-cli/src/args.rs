@@ -20,7 +20,8 @@ mod live;
 mod plugin;
 mod schedule;
 
-pub(crate) use self::live::{LiveArgs, TopArgs};
+pub(crate) use self::live::LiveArgs;
+pub use self::live::TopArgs;
 pub(crate) use self::plugin::check_plugin_args;
 pub use self::plugin::{PluginArgs, PluginCommand};
 pub use self::schedule::ScheduleCommand;

@@ -94,7 +94,7 @@ fn stages_and_ranks(text: &mut String, seen: &Snapshot) {
     };
     for (name, help, samples) in [
         ("rank_idle_ratio", "The share of the time in which the stages of a rank have no work.", ranks(|rank| rank.idle_share)),
-        ("rank_queue_chunks", "Chunks that wait for the stages of a rank.", ranks(|rank| rank.queued.map(f64::from))),
+        ("rank_queue_chunks", "Chunks that wait for the stages of a rank.", ranks(|rank| Some(rank.queued? as f64))),
         ("rank_resident_memory_bytes", "Memory of a rank on its host.", ranks(|rank| Some(rank.resident_bytes? as f64))),
         ("rank_device_memory_bytes", "All memory of the device of a rank.", ranks(|rank| Some(rank.device_total_bytes? as f64))),
         ("rank_device_free_memory_bytes", "Free memory of the device of a rank.", ranks(|rank| Some(rank.device_free_bytes? as f64))),

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use pp_live::Live;
+use pp_job::{Error, ThisRank};
+use pp_live::{Live, Serving};
+
+use super::RunArgs;
 
 /// How a job is shown while it runs.
 #[derive(Args, Clone, Debug)]
@@ -17,17 +20,22 @@ pub(crate) struct LiveArgs {
     live_token_file: Option<PathBuf>,
 }
 
-impl LiveArgs {
-    /// Where, if the job is to be shown.
-    pub(crate) fn live(&self) -> Option<Live> {
-        let live = self.live.clone()?;
-        Some(live.token_file(self.live_token_file.as_deref()))
+impl RunArgs {
+    /// Shows the job, on rank 0 and if it is asked for, until the value is dropped: behind the job.
+    ///
+    /// # Errors
+    /// The file of the token is refused, or nothing can listen at this address.
+    pub fn serve(&self, rank: ThisRank<'_>) -> Result<Option<Serving>, Error> {
+        let asked = self.live.live.as_ref().zip(rank.viewer());
+        let file = self.live.live_token_file.as_deref();
+        let serving = asked.map(|(live, viewer)| live.clone().token_file(file).serve(viewer));
+        serving.transpose()
     }
 }
 
 /// The arguments of `pp top`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct TopArgs {
+pub struct TopArgs {
     /// The process of the job's rank 0; without it the only job there is, or a list of all.
     #[arg(value_name = "PROCESS")]
     pub(crate) process: Option<u32>,

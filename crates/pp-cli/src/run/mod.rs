@@ -65,9 +65,7 @@ pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
     // Dropped behind the job, so that viewers are told how it ended.
     let mut _serving = None;
     checked.job(args).run(|rank| {
-        if let Some((live, viewer)) = args.live.live().zip(rank.viewer()) {
-            _serving = Some(live.serve(viewer)?);
-        }
+        _serving = args.serve(rank)?;
         let (job, backend) = VideoJob::choose(rank, args, &checked, env)?;
         let profile = job.profile()?;
         match backend {

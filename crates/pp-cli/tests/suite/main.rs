@@ -10,6 +10,7 @@ mod data;
 mod interrupt;
 mod job;
 mod launchers;
+mod live;
 mod missed;
 mod nccl_fake;
 mod pipeline;
