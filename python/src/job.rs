@@ -8,8 +8,8 @@ use std::time::Duration;
 use pp_contract::pipeline::{Laps, Ring};
 use pp_contract::{DeviceName, Pipeline, StageSpec};
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank};
-use pp_runtime::core::Late;
 use pp_live::{Live, Serving};
+use pp_runtime::core::Late;
 use pp_runtime::progress::StuckLimits;
 use pp_runtime::stage::StageResult;
 use pp_transport::bell::Bell;
@@ -193,10 +193,13 @@ pub(crate) fn begin(
     let devices: Result<Vec<DeviceName>, _> =
         terms.devices.iter().map(|name| name.parse()).collect();
     let devices = devices.map_err(|error| refused(&error))?;
-    let live: Option<Live> = terms.live.map(|text| {
-        let live = text.parse::<Live>();
-        live.map_err(|why| PyValueError::new_err(format!("live={text:?}: {why}")))
-    }).transpose()?;
+    let live: Option<Live> = terms
+        .live
+        .map(|text| {
+            let live = text.parse::<Live>();
+            live.map_err(|why| PyValueError::new_err(format!("live={text:?}: {why}")))
+        })
+        .transpose()?;
     let live = live.map(|live| live.token_file(terms.live_token_file.as_deref()));
     let (raised, summary) = (Raised::default(), Arc::new(Mutex::new(None)));
     let serving = SharedServing::default();

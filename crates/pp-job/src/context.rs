@@ -89,6 +89,9 @@ impl Context {
                 std::thread::park();
             }
         }
+        if let Some(viewer) = &self.viewer {
+            viewer.end(Err(&Error::from(fault.clone())));
+        }
         let (fault, context) = (fault.clone(), Arc::clone(self));
         let code = match fault.kind {
             FaultKind::Interrupted => 128 + self.signals.aborted_by(),
@@ -103,6 +106,9 @@ impl Context {
                 let hint = context.flight.hint().unwrap_or_default();
                 let below = indented(&fault.below());
                 let _ = writeln!(std::io::stderr(), "pp: error: {fault}{hint}{below}");
+            }
+            if let Some(viewer) = &context.viewer {
+                viewer.show_the_end();
             }
             end_now(code)
         });

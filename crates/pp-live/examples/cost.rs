@@ -34,7 +34,11 @@ fn main() -> std::process::ExitCode {
             _ => flood(host, token),
         }
     }
-    let number = |at: usize, default| args.get(at).and_then(|arg| arg.parse().ok()).unwrap_or(default);
+    let number = |at: usize, default| {
+        args.get(at)
+            .and_then(|arg| arg.parse().ok())
+            .unwrap_or(default)
+    };
     let (rounds, seconds) = (number(0, 15), number(1, 4));
     pp_job::main(move || job(rounds, seconds))
 }
@@ -115,7 +119,10 @@ fn measure(rounds: u64, turn: Duration, host: &str, token: &str) {
     }
     println!("alone: a period of {:.4} ms", 1e3 * median(&mut alone));
     for ((what, most), shares) in MOST.iter().zip(&mut shares) {
-        println!("{what}: {:+.2} % of the period (at most {most} %)", median(shares));
+        println!(
+            "{what}: {:+.2} % of the period (at most {most} %)",
+            median(shares)
+        );
     }
 }
 
@@ -162,7 +169,10 @@ fn flood(host: &str, token: &str) -> ! {
 /// Asks, and says whether there was an answer.
 fn ask(host: &str, token: &str, path: &str) -> bool {
     let asked = TcpStream::connect(host).and_then(|mut stream| {
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n")?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n"
+        )?;
         stream.read_to_end(&mut Vec::new())
     });
     asked.is_ok()

@@ -98,7 +98,8 @@ impl Access {
             return Err(StatusCode::MISDIRECTED_REQUEST);
         }
         let length = request.headers.get(CONTENT_LENGTH);
-        if request.headers.contains_key(TRANSFER_ENCODING) || length.is_some_and(|length| length != "0")
+        if request.headers.contains_key(TRANSFER_ENCODING)
+            || length.is_some_and(|length| length != "0")
         {
             return Err(StatusCode::PAYLOAD_TOO_LARGE);
         }
@@ -117,7 +118,9 @@ impl Access {
             _ => host,
         };
         let literal = match name.strip_prefix('[') {
-            Some(rest) => rest.strip_suffix(']').and_then(|v6| Some(IpAddr::V6(v6.parse().ok()?))),
+            Some(rest) => rest
+                .strip_suffix(']')
+                .and_then(|v6| Some(IpAddr::V6(v6.parse().ok()?))),
             None => name.parse().ok().map(IpAddr::V4),
         };
         match literal {
@@ -183,39 +186,78 @@ mod tests {
                 _ => Err(StatusCode::UNAUTHORIZED),
             };
             assert_eq!(judge(HERE, &in_url), expected, "{target}");
-            for wrong in ["", "\nAuthorization: Bearer 0123456789abcdeF", "\nAuthorization: Basic 0123456789abcdef"] {
+            for wrong in [
+                "",
+                "\nAuthorization: Bearer 0123456789abcdeF",
+                "\nAuthorization: Basic 0123456789abcdef",
+            ] {
                 let script = format!("GET {target}?token=0123456789abcdeF\nHost: localhost{wrong}");
                 assert_eq!(judge(HERE, &script), Err(StatusCode::UNAUTHORIZED));
             }
         }
-        assert_eq!(judge(HERE, "GET /healthz\nHost: [::1]:8000"), Ok(Route::Health));
-        assert_eq!(judge(HERE, "GET /else\nHost: localhost"), Err(StatusCode::UNAUTHORIZED));
-        assert_eq!(judge(HERE, &format!("GET /else\n{BEARER}")), Err(StatusCode::NOT_FOUND));
+        assert_eq!(
+            judge(HERE, "GET /healthz\nHost: [::1]:8000"),
+            Ok(Route::Health)
+        );
+        assert_eq!(
+            judge(HERE, "GET /else\nHost: localhost"),
+            Err(StatusCode::UNAUTHORIZED)
+        );
+        assert_eq!(
+            judge(HERE, &format!("GET /else\n{BEARER}")),
+            Err(StatusCode::NOT_FOUND)
+        );
     }
 
     #[test]
     fn a_host_that_is_not_this_one_is_refused_with_and_without_the_token() {
         let host = |address: &str, host: &str| {
-            judge(address, &format!("GET /\nHost: {host}\nAuthorization: Bearer 0123456789abcdef")).is_ok()
+            judge(
+                address,
+                &format!("GET /\nHost: {host}\nAuthorization: Bearer 0123456789abcdef"),
+            )
+            .is_ok()
         };
-        for good in ["localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:8000", "[::1]", "[::1]:8000"] {
+        for good in [
+            "localhost",
+            "LOCALHOST:1",
+            "127.0.0.1",
+            "127.0.0.1:8000",
+            "[::1]",
+            "[::1]:8000",
+        ] {
             for address in [HERE, "0.0.0.0:8000", "192.0.2.7:8000"] {
                 assert!(host(address, good), "{good} at {address}");
             }
         }
-        for bad in ["evil.example", "localhost.evil.example", "192.0.2.7", "machine", "", "[::1", "127.0.0.1.evil:80"] {
+        for bad in [
+            "evil.example",
+            "localhost.evil.example",
+            "192.0.2.7",
+            "machine",
+            "",
+            "[::1",
+            "127.0.0.1.evil:80",
+        ] {
             assert!(!host(HERE, bad), "{bad}");
         }
         assert!(host("192.0.2.7:80", "192.0.2.7:80") && !host("192.0.2.7:80", "192.0.2.8"));
         assert!(host("[::]:80", "192.0.2.7") && host("[::]:80", "[2001:db8::1]:80"));
         assert!(host("0.0.0.0:80", "Machine:80") && !host("0.0.0.0:80", "machine.evil.example"));
-        assert_eq!(judge(HERE, "GET /healthz\nHost: evil.example"), Err(StatusCode::MISDIRECTED_REQUEST));
+        assert_eq!(
+            judge(HERE, "GET /healthz\nHost: evil.example"),
+            Err(StatusCode::MISDIRECTED_REQUEST)
+        );
     }
 
     #[test]
     fn only_a_get_for_a_path_without_a_body_is_taken() {
         for method in ["POST", "HEAD", "PUT", "OPTIONS", "CONNECT", "FOO"] {
-            let target = if method == "CONNECT" { "localhost:80" } else { "/" };
+            let target = if method == "CONNECT" {
+                "localhost:80"
+            } else {
+                "/"
+            };
             let judged = judge(HERE, &format!("{method} {target}\n{BEARER}"));
             assert_eq!(judged, Err(StatusCode::METHOD_NOT_ALLOWED), "{method}");
         }
@@ -223,9 +265,16 @@ mod tests {
             ("GET http://localhost/", StatusCode::BAD_REQUEST),
             ("GET /\nHost: localhost", StatusCode::BAD_REQUEST),
             ("GET /\nContent-Length: 5", StatusCode::PAYLOAD_TOO_LARGE),
-            ("GET /\nTransfer-Encoding: chunked", StatusCode::PAYLOAD_TOO_LARGE),
+            (
+                "GET /\nTransfer-Encoding: chunked",
+                StatusCode::PAYLOAD_TOO_LARGE,
+            ),
         ] {
-            assert_eq!(judge(HERE, &format!("{script}\n{BEARER}")), Err(status), "{script}");
+            assert_eq!(
+                judge(HERE, &format!("{script}\n{BEARER}")),
+                Err(status),
+                "{script}"
+            );
         }
         assert_eq!(judge(HERE, "GET /healthz"), Err(StatusCode::BAD_REQUEST));
         assert!(judge(HERE, &format!("GET /\n{BEARER}\nContent-Length: 0")).is_ok());

@@ -73,8 +73,16 @@ impl Live {
             None => Token::random(),
         };
         let failed = |error: io::Error| {
-            let detail = format!("--live {}: {error}; port 0 takes one that is free", self.address);
-            Error::from(Fault::new(FaultKind::Io, RANK_0, "listen for viewers", detail))
+            let detail = format!(
+                "--live {}: {error}; port 0 takes one that is free",
+                self.address
+            );
+            Error::from(Fault::new(
+                FaultKind::Io,
+                RANK_0,
+                "listen for viewers",
+                detail,
+            ))
         };
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(failed)?;
@@ -120,7 +128,9 @@ impl Live {
         });
         let open = match self.address.ip().is_loopback() {
             true => "",
-            false => "\npp: note: the page is not encrypted: who can read this network reads the token and the pictures",
+            false => {
+                "\npp: note: the page is not encrypted: who can read this network reads the token and the pictures"
+            }
         };
         format!("pp: live page: {url}{in_file}{open}")
     }
@@ -137,7 +147,12 @@ fn url(address: SocketAddr, token: &str) -> String {
     format!("http://{host}/?token={token}")
 }
 
-async fn show(listener: TcpListener, access: Access, viewer: Viewer, stopped: oneshot::Receiver<()>) {
+async fn show(
+    listener: TcpListener,
+    access: Access,
+    viewer: Viewer,
+    stopped: oneshot::Receiver<()>,
+) {
     let shown = Rc::new(Shown::new(viewer));
     let answers = Rc::clone(&shown);
     let desk = Rc::new(Desk::new(access, move |route| answers.answer(route)));

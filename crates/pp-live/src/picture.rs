@@ -13,12 +13,29 @@ pub(crate) fn bmp(width: u32, height: u32, rgb: &[u8]) -> Option<Vec<u8>> {
     }
     let mut file = b"BM".to_vec();
     let planes_and_bits = 1 | 24 << 16;
-    for word in [HEAD + pixels, 0, HEAD, 40, width, height, planes_and_bits, 0, pixels, 2835, 2835, 0, 0] {
+    for word in [
+        HEAD + pixels,
+        0,
+        HEAD,
+        40,
+        width,
+        height,
+        planes_and_bits,
+        0,
+        pixels,
+        2835,
+        2835,
+        0,
+        0,
+    ] {
         file.extend(word.to_le_bytes());
     }
     // The lowest row comes first, and blue before green before red.
     for row in rgb.chunks_exact(row as usize).rev() {
-        file.extend(row.chunks_exact(3).flat_map(|pixel| [pixel[2], pixel[1], pixel[0]]));
+        file.extend(
+            row.chunks_exact(3)
+                .flat_map(|pixel| [pixel[2], pixel[1], pixel[0]]),
+        );
         file.resize(file.len() + padding as usize, 0);
     }
     Some(file)
@@ -34,9 +51,15 @@ mod tests {
         let file = bmp(1, 2, &[255, 0, 0, 0, 0, 255]).unwrap();
         assert_eq!(file.len(), 62);
         assert_eq!(file[..6], *b"BM\x3e\0\0\0");
-        assert_eq!(file[10..30], *b"\x36\0\0\0\x28\0\0\0\x01\0\0\0\x02\0\0\0\x01\0\x18\0");
+        assert_eq!(
+            file[10..30],
+            *b"\x36\0\0\0\x28\0\0\0\x01\0\0\0\x02\0\0\0\x01\0\x18\0"
+        );
         assert_eq!(file[54..], [255, 0, 0, 0, 0, 0, 255, 0]);
-        assert_eq!(bmp(160, 90, &[0; 160 * 90 * 3]).unwrap().len(), 54 + 160 * 90 * 3);
+        assert_eq!(
+            bmp(160, 90, &[0; 160 * 90 * 3]).unwrap().len(),
+            54 + 160 * 90 * 3
+        );
     }
 
     #[test]

@@ -136,7 +136,9 @@ impl<A: Fn(Route) -> Answer> Desk<A> {
     async fn answer(&self, request: &Parts) -> Answer {
         let judged = self.access.judge(request).and_then(|route| {
             let is_free = self.pace.borrow_mut().take().is_ok();
-            is_free.then_some(route).ok_or(StatusCode::TOO_MANY_REQUESTS)
+            is_free
+                .then_some(route)
+                .ok_or(StatusCode::TOO_MANY_REQUESTS)
         });
         if judged == Ok(Route::Next) {
             if !self.has_ended.get() {
@@ -146,7 +148,9 @@ impl<A: Fn(Route) -> Answer> Desk<A> {
         }
         let mut answer = judged.map_or_else(refusal, &self.answers);
         for (name, value) in HEADERS {
-            answer.headers_mut().insert(name, HeaderValue::from_static(value));
+            answer
+                .headers_mut()
+                .insert(name, HeaderValue::from_static(value));
         }
         let nothing = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
         let policy = answer.headers_mut().entry("content-security-policy");
@@ -202,7 +206,9 @@ fn refusal(status: StatusCode) -> Answer {
     };
     let mut answer = text(status, "text/plain; charset=utf-8", format!("{why}\n"));
     if let Some((name, value)) = header {
-        answer.headers_mut().insert(name, HeaderValue::from_static(value));
+        answer
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
     }
     answer
 }

@@ -56,7 +56,11 @@ impl Shown {
                     Err(error) => failed(&error),
                 }
             }
-            Route::Metrics => text(StatusCode::OK, metrics::KIND, metrics::text(&self.viewer.snapshot())),
+            Route::Metrics => text(
+                StatusCode::OK,
+                metrics::KIND,
+                metrics::text(&self.viewer.snapshot()),
+            ),
             Route::Before => self.picture(Thumb::Before),
             Route::After => self.picture(Thumb::After),
             Route::Health => text(StatusCode::OK, PLAIN, "ok\n"),
@@ -87,8 +91,16 @@ impl Shown {
 fn page() -> Answer {
     let nonce = random_text();
     let page = PAGE
-        .replacen("<!--style-->", &format!("<style nonce=\"{nonce}\">{STYLE}</style>"), 1)
-        .replacen("<!--script-->", &format!("<script nonce=\"{nonce}\">{SCRIPT}</script>"), 1);
+        .replacen(
+            "<!--style-->",
+            &format!("<style nonce=\"{nonce}\">{STYLE}</style>"),
+            1,
+        )
+        .replacen(
+            "<!--script-->",
+            &format!("<script nonce=\"{nonce}\">{SCRIPT}</script>"),
+            1,
+        );
     let mut answer = text(StatusCode::OK, "text/html; charset=utf-8", page);
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none'; \
@@ -101,5 +113,9 @@ fn page() -> Answer {
 }
 
 fn failed(error: &dyn std::error::Error) -> Answer {
-    text(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n"))
+    text(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        PLAIN,
+        format!("{error}\n"),
+    )
 }

@@ -87,7 +87,11 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             Token::read(&path).map_err(|error| error.to_string())
         };
-        assert!(read("0123456789abcdef\n", 0o600).unwrap().is(b"0123456789abcdef"));
+        assert!(
+            read("0123456789abcdef\n", 0o600)
+                .unwrap()
+                .is(b"0123456789abcdef")
+        );
         for (text, mode, words) in [
             ("0123456789abcdef", 0o644, "open to every user"),
             ("0123456789 abcdef", 0o600, "letters, digits"),

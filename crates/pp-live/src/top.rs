@@ -36,7 +36,8 @@ impl Top<'_> {
         if self.json {
             let seen = found.iter().filter_map(|job| look(job).ok());
             return seen.into_iter().try_for_each(|seen| {
-                let line = serde_json::to_string(&seen).map_err(|error| Error::Other(error.into()))?;
+                let line =
+                    serde_json::to_string(&seen).map_err(|error| Error::Other(error.into()))?;
                 (self.print)(&format!("{line}\n"))
             });
         }
@@ -67,9 +68,14 @@ impl Top<'_> {
             let next = client.as_mut().map_or(Ok(None), Client::next_snapshot);
             let seen = match next {
                 Ok(Some(seen)) => seen,
-                Ok(None) => return (self.print)(&format!("the job of process {} is over\n", job.pid)),
+                Ok(None) => {
+                    return (self.print)(&format!("the job of process {} is over\n", job.pid));
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    (self.print)(&format!("the job of process {} does not answer: it is stopped\n", job.pid))?;
+                    (self.print)(&format!(
+                        "the job of process {} does not answer: it is stopped\n",
+                        job.pid
+                    ))?;
                     return Ok(());
                 }
                 Err(error) => return Err(Error::Other(error.into())),
@@ -87,7 +93,9 @@ impl Top<'_> {
         let mut screen = Screen::default();
         loop {
             if found.is_empty() {
-                return (self.print)(&screen.draw("no job of this user runs on this machine\n", (self.size)()));
+                return (self.print)(
+                    &screen.draw("no job of this user runs on this machine\n", (self.size)()),
+                );
             }
             let rows: Vec<_> = found.iter().map(|job| (job.pid, look(job).ok())).collect();
             let size = (self.size)();
@@ -162,9 +170,12 @@ fn many(jobs: &[(u32, Option<Snapshot>)]) -> String {
 fn one(seen: &Snapshot) -> String {
     let (job, totals, recent) = (&seen.job, &seen.totals, &seen.recent);
     let rate = known(recent.frames_per_second, |rate| format!("{rate:.1}"));
-    let slowest = recent.slowest_stage.as_deref().map_or_else(String::new, |stage| {
-        format!(", slowest stage {stage} {}", ms(recent.slowest_stage_ms))
-    });
+    let slowest = recent
+        .slowest_stage
+        .as_deref()
+        .map_or_else(String::new, |stage| {
+            format!(", slowest stage {stage} {}", ms(recent.slowest_stage_ms))
+        });
     let count = |value: Option<u32>| known(value, |value| value.to_string());
     let mut text = format!(
         "{} {}, process {} on {}, for {:.0} s\n{}\n\n",
@@ -176,7 +187,13 @@ fn one(seen: &Snapshot) -> String {
         job.pipeline
     );
     for (name, value) in [
-        ("frames/s", format!("{rate}, {} frames in {} chunks", totals.frames, totals.chunks)),
+        (
+            "frames/s",
+            format!(
+                "{rate}, {} frames in {} chunks",
+                totals.frames, totals.chunks
+            ),
+        ),
         ("period", format!("{}{slowest}", ms(recent.period_ms))),
         (
             "latency",
@@ -210,7 +227,10 @@ fn one(seen: &Snapshot) -> String {
                 ms(Some(totals.held_back_ms))
             ),
         ),
-        ("restarts", format!("{} of {}", totals.restarts, job.restarts_allowed)),
+        (
+            "restarts",
+            format!("{} of {}", totals.restarts, job.restarts_allowed),
+        ),
     ] {
         let _ = writeln!(text, "{name:<9} {value}");
     }
@@ -227,7 +247,13 @@ fn one(seen: &Snapshot) -> String {
     }
     match (&seen.ended, &seen.fault) {
         (Some(ended), _) if ended.code == 0 => text.push_str("ended     well\n"),
-        (Some(ended), _) => _ = writeln!(text, "ended     with exit code {}: {}", ended.code, ended.sentence),
+        (Some(ended), _) => {
+            _ = writeln!(
+                text,
+                "ended     with exit code {}: {}",
+                ended.code, ended.sentence
+            )
+        }
         (None, Some(fault)) => _ = writeln!(text, "fault     {}", fault.sentence),
         (None, None) => {}
     }
@@ -235,13 +261,21 @@ fn one(seen: &Snapshot) -> String {
 }
 
 fn tables(text: &mut String, seen: &Snapshot) {
-    let _ = writeln!(text, "\n{:>4}  {:<26} {:>7} {:>11}  DEVICE", "RANK", "IDLE", "WAITING", "MEMORY");
+    let _ = writeln!(
+        text,
+        "\n{:>4}  {:<26} {:>7} {:>11}  DEVICE",
+        "RANK", "IDLE", "WAITING", "MEMORY"
+    );
     for rank in &seen.ranks {
         let share = rank.idle_share.unwrap_or(0.0).clamp(0.0, 1.0);
         let filled = (share * 20.0).round() as usize;
         let bar = format!("{}{}", "#".repeat(filled), ".".repeat(20 - filled));
         let memory = rank.device_total_bytes.map_or_else(String::new, |total| {
-            format!(" {} of {} free", bytes(rank.device_free_bytes), bytes(Some(total)))
+            format!(
+                " {} of {} free",
+                bytes(rank.device_free_bytes),
+                bytes(Some(total))
+            )
         });
         let _ = writeln!(
             text,
@@ -253,7 +287,11 @@ fn tables(text: &mut String, seen: &Snapshot) {
             rank.device.as_deref().unwrap_or_default()
         );
     }
-    let _ = writeln!(text, "\n{:<20} {:<12} {:>10} {:>10} {:>6}", "STAGE", "RANKS", "WORK", "WAIT", "IDLE");
+    let _ = writeln!(
+        text,
+        "\n{:<20} {:<12} {:>10} {:>10} {:>6}",
+        "STAGE", "RANKS", "WORK", "WAIT", "IDLE"
+    );
     for stage in &seen.stages {
         let ranks: Vec<String> = stage.ranks.iter().map(u32::to_string).collect();
         let _ = writeln!(
@@ -302,8 +340,14 @@ mod tests {
     fn a_picture_fits_its_terminal_and_covers_the_one_before() {
         let mut screen = Screen::default();
         let text = "one\x1b[2J\nlonger than it is wide\nthree\nfour\n";
-        assert_eq!(screen.draw(text, Some((8, 4))), "one?[2J\nlonger t\nthree\n");
+        assert_eq!(
+            screen.draw(text, Some((8, 4))),
+            "one?[2J\nlonger t\nthree\n"
+        );
         assert_eq!(screen.draw("x\n", Some((8, 4))), "\x1b[3A\r\x1b[Jx\n");
-        assert_eq!(Screen::default().draw(text, None), text.replace('\x1b', "?"));
+        assert_eq!(
+            Screen::default().draw(text, None),
+            text.replace('\x1b', "?")
+        );
     }
 }

@@ -12,7 +12,9 @@ pub(crate) fn top(args: &TopArgs, env: &Env) -> Result<(), Error> {
     let size = || {
         let is_terminal = rustix::termios::isatty(stdout());
         let size = rustix::termios::tcgetwinsize(stdout());
-        let size = size.ok().filter(|size| is_terminal && size.ws_col > 0 && size.ws_row > 0)?;
+        let size = size
+            .ok()
+            .filter(|size| is_terminal && size.ws_col > 0 && size.ws_row > 0)?;
         Some((size.ws_col, size.ws_row))
     };
     let top = Top {

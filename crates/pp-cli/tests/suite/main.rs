@@ -20,4 +20,5 @@ mod restart;
 mod restart_ends;
 mod schedule;
 mod secrets;
+mod seen;
 mod stages;

@@ -12,8 +12,14 @@ use super::viewer::Facts;
 /// Frames a second are counted over so long.
 const COUNTED_NS: u64 = 10_000_000_000;
 
-/// What the job looks like. `kept` has the totals, and medians are over `recent`.
-pub(super) fn snapshot(facts: &Facts<'_>, kept: &Recorder, recent: &Recorder) -> Snapshot {
+/// What the job looks like. `kept` has the totals, medians are over `recent`, and `sums` is what keeping up
+/// has cost.
+pub(super) fn snapshot(
+    facts: &Facts<'_>,
+    kept: &Recorder,
+    recent: &Recorder,
+    sums: &RunTotals,
+) -> Snapshot {
     let totals = kept.totals();
     let measures = Measures::of(recent, default_warm_up(totals.chunks), &facts.restarts);
     let restarts = facts.restarts.iter().map(|restart| RestartView {
@@ -39,7 +45,7 @@ pub(super) fn snapshot(facts: &Facts<'_>, kept: &Recorder, recent: &Recorder) ->
             source_bytes: totals.source_bytes,
             restarts: facts.forgotten + facts.restarts.len() as u64,
             lost_records: facts.lost_records,
-            ..RunTotals::default()
+            ..sums.clone()
         },
         recent: figures(facts, kept, &measures),
         stages: stages(facts.pipeline, &measures),
@@ -74,6 +80,7 @@ fn figures(facts: &Facts<'_>, kept: &Recorder, m: &Measures) -> RecentFigures {
         source_queue: latest.map(|record| record.source_queue),
         sink_queue: latest.map(|record| record.sink_queue),
         in_flight: latest.map(|record| record.in_flight),
+        behind_ms: latest.and_then(|record| Some(record.behind_ns? as f64 / 1e6)),
     }
 }
 

@@ -191,6 +191,8 @@ pub struct RecentFigures {
     pub sink_queue: Option<u32>,
     /// Chunks in flight.
     pub in_flight: Option<u32>,
+    /// By how much later than the rate that the source names the latest chunk was built.
+    pub behind_ms: Option<f64>,
 }
 
 /// A stage of the pipeline.

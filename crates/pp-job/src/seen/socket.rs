@@ -111,11 +111,11 @@ impl Serving {
         }
     }
 
-    fn run(mut self, alarm: &OwnedFd, _end: Sender<()>) {
+    fn run(mut self, alarm: &OwnedFd, end: Sender<()>) {
         super::at_low_priority();
         let mut next = Instant::now();
         loop {
-            let is_over = self.sleep(alarm);
+            let is_over = self.sleep(alarm) || self.viewer.has_ended();
             self.viewer.drain();
             self.accept(rustix::process::getuid());
             let now = Instant::now();
@@ -140,6 +140,8 @@ impl Serving {
             self.write(Instant::now());
             std::thread::sleep(crate::times::LOOK_EVERY);
         }
+        drop(self);
+        drop(end);
     }
 
     /// Sleeps until there is something to do; true if the job is over.

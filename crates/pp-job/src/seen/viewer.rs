@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 use std::{fmt, io};
 
 use pp_contract::{Fault, Pipeline, Rank};
@@ -21,7 +22,7 @@ use pp_transport::control::Vitals;
 use serde::Serialize;
 
 use super::look;
-use super::snapshot::{AboutJob, HowEnded, JobState, Snapshot, Thumb, Thumbnail};
+use super::snapshot::{AboutJob, HowEnded, JobState, RunTotals, Snapshot, Thumb, Thumbnail};
 use super::vitals::Signs;
 use crate::error::Error;
 use crate::shared::SharedDevice;
@@ -64,6 +65,8 @@ struct Window {
     records: Receiver<ChunkRecord>,
     kept: Recorder,
     recent: Recorder,
+    /// What keeping up has cost so far.
+    sums: RunTotals,
 }
 
 /// What changes with the generations of a job.
@@ -119,6 +122,7 @@ impl Viewer {
                 records,
                 kept: Recorder::with_capacity(Arc::clone(&pipeline), KEPT),
                 recent: Recorder::with_capacity(Arc::clone(&pipeline), RECENT),
+                sums: RunTotals::default(),
             }),
             life: Mutex::default(),
             ended: OnceLock::new(),
@@ -141,7 +145,7 @@ impl Viewer {
     pub fn snapshot(&self) -> Snapshot {
         let window = self.drained();
         let facts = self.facts();
-        look::snapshot(&facts, &window.kept, &window.recent)
+        look::snapshot(&facts, &window.kept, &window.recent, &window.sums)
     }
 
     /// The report so far, as docs/report.md has it: of the latest 1,024 chunks, and with the `run` of a library's report.
@@ -281,6 +285,19 @@ impl Viewer {
         let _ = self.0.ended.set((ended.0, ended.1, now_ns()));
     }
 
+    /// Says whether the job has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.0.ended.get().is_some()
+    }
+
+    /// Waits shortly, if somebody looks, until nobody does any more: who looks is told the end, and leaves.
+    pub(crate) fn show_the_end(&self) {
+        let until = Instant::now() + 2 * crate::times::LAST_SEEN_WITHIN;
+        while self.is_watched() && Instant::now() < until {
+            std::thread::sleep(crate::times::LOOK_EVERY);
+        }
+    }
+
     /// Takes in the records that wait.
     pub(super) fn drain(&self) {
         drop(self.drained());
@@ -292,9 +309,14 @@ impl Viewer {
             records,
             kept,
             recent,
+            sums,
         } = &mut *window;
         // No more than wait now: a fast driver must not keep this going.
         for record in records.try_iter().take(QUEUE) {
+            sums.late += u64::from(record.late);
+            sums.skipped_frames += u64::from(record.skipped_frames);
+            sums.steps_saved += u64::from(record.steps_saved);
+            sums.held_back_ms += record.held_back_ns as f64 / 1e6;
             recent.push(record.clone());
             kept.push(record);
         }

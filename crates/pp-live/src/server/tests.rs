@@ -9,7 +9,9 @@ use super::*;
 impl Door for UnboundedReceiver<DuplexStream> {
     type Stream = DuplexStream;
     async fn next(&mut self) -> io::Result<DuplexStream> {
-        self.recv().await.ok_or_else(|| io::ErrorKind::NotConnected.into())
+        self.recv()
+            .await
+            .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 }
 
@@ -82,7 +84,10 @@ fn an_answer_has_its_headers_and_ends_the_connection() {
             "referrer-policy: no-referrer",
             "content-security-policy: default-src 'none'",
         ] {
-            assert!(answer.contains(&format!("\r\n{header}")), "{header}: {answer}");
+            assert!(
+                answer.contains(&format!("\r\n{header}")),
+                "{header}: {answer}"
+            );
         }
     });
 }
@@ -95,14 +100,26 @@ fn a_refusal_says_what_to_do() {
             ("abcdef", "abcdee", ["401", "www-authenticate: Bearer"]),
             ("localhost", "evil.example", ["421", "call localhost"]),
             ("/snapshot.json", "/none", ["404", "/metrics"]),
-            ("\r\nHost", "\r\nContent-Length: 3\r\nHost", ["413", "no body"]),
+            (
+                "\r\nHost",
+                "\r\nContent-Length: 3\r\nHost",
+                ["413", "no body"],
+            ),
         ] {
             let answer = callers.ask(&GOOD.replace(from, to)).await;
             assert!(words.iter().all(|word| answer.contains(word)), "{answer}");
-            assert!(answer.contains("\r\nreferrer-policy: no-referrer"), "{answer}");
+            assert!(
+                answer.contains("\r\nreferrer-policy: no-referrer"),
+                "{answer}"
+            );
         }
         // The others are not HTTP/1, and get no more than a status.
-        for not_http in ["\r\n\r\n\r\n", "\0\x16\x03\x01", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET / HTTP/1.1\r\n: \r\n\r\n"] {
+        for not_http in [
+            "\r\n\r\n\r\n",
+            "\0\x16\x03\x01",
+            "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            "GET / HTTP/1.1\r\n: \r\n\r\n",
+        ] {
             let answer = callers.ask(not_http).await;
             assert!(!answer.contains(BODY), "{answer}");
         }
@@ -145,7 +162,9 @@ fn a_long_head_is_refused_before_it_is_whole() {
         assert_eq!(begun.elapsed(), Duration::ZERO);
         // A head just below the bound is not too long.
         let room = HEAD_BYTES - GOOD.len() - "\r\nX: ".len();
-        let answer = callers.ask(&GOOD.replace("\r\n\r\n", &format!("\r\nX: {}\r\n\r\n", "b".repeat(room)))).await;
+        let answer = callers
+            .ask(&GOOD.replace("\r\n\r\n", &format!("\r\nX: {}\r\n\r\n", "b".repeat(room))))
+            .await;
         assert!(answer.contains("200 OK"), "{answer}");
     });
 }
@@ -194,7 +213,11 @@ fn a_flood_is_answered_no_more_than_so_often_in_a_second() {
         let mut answered = [0; 2];
         for at in 0..2 * CALLS {
             let answer = callers.ask(GOOD).await;
-            assert_eq!(begun.elapsed().as_secs(), u64::from(at / CALLS), "call {at}");
+            assert_eq!(
+                begun.elapsed().as_secs(),
+                u64::from(at / CALLS),
+                "call {at}"
+            );
             let is_good = answer.contains("200 OK");
             assert!(is_good || answer.contains("\r\nretry-after: 1"), "{answer}");
             answered[usize::from(is_good)] += 1;
@@ -203,7 +226,12 @@ fn a_flood_is_answered_no_more_than_so_often_in_a_second() {
         // Whoever has no token takes none of them.
         sleep(Duration::from_secs(1)).await;
         for _ in 0..ANSWERS + 1 {
-            assert!(callers.ask(&GOOD.replace("abc", "abd")).await.contains(" 401 "));
+            assert!(
+                callers
+                    .ask(&GOOD.replace("abc", "abd"))
+                    .await
+                    .contains(" 401 ")
+            );
         }
         assert!(callers.ask(GOOD).await.contains("200 OK"));
     });

@@ -207,11 +207,11 @@ fn vital_signs_are_asked_for_while_somebody_looks_and_a_peer_that_is_set_up_hear
     let now = Instant::now();
     let mut core = running(now);
     let asked = |effects: Vec<Effect<u8>>| {
-        let asked = effects.into_iter().filter_map(|effect| match effect {
+        let mut asked = effects.into_iter().filter_map(|effect| match effect {
             Effect::Send(0, Message::Ask(is_on), _) => Some(is_on),
             _ => None,
         });
-        asked.last()
+        asked.next()
     };
     assert_eq!(asked(core.handle(Event::Watched(false), now)), None);
     assert_eq!(asked(core.handle(Event::Watched(true), now)), Some(true));
