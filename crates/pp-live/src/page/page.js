@@ -91,7 +91,7 @@ const showTables = (seen) => {
 };
 
 // The stages of each rank, a row for each, and below them what is between ranks.
-const mark = (ns) => (ns >= 1e9 ? `${ns / 1e9} s` : ns >= 1e6 ? `${ns / 1e6} ms` : `${ns / 1e3} µs`);
+const mark = (ns) => (ns === 0 ? '0' : ns >= 1e9 ? `${ns / 1e9} s` : ns >= 1e6 ? `${ns / 1e6} ms` : `${ns / 1e3} µs`);
 const lanes = (seen, chunks) => {
   const all = [];
   const between = ['stage0', 'stage1', 'stage2', 'stage3'];
