@@ -235,6 +235,11 @@ fn one(seen: &Snapshot) -> String {
         let _ = writeln!(text, "{name:<9} {value}");
     }
     tables(&mut text, seen);
+    losses_and_end(&mut text, seen);
+    text
+}
+
+fn losses_and_end(text: &mut String, seen: &Snapshot) {
     for restart in &seen.restarts {
         let served = match restart.served_ns {
             None => "not served again yet".into(),
@@ -257,7 +262,6 @@ fn one(seen: &Snapshot) -> String {
         (None, Some(fault)) => _ = writeln!(text, "fault     {}", fault.sentence),
         (None, None) => {}
     }
-    text
 }
 
 fn tables(text: &mut String, seen: &Snapshot) {
