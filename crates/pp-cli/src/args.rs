@@ -20,8 +20,7 @@ mod live;
 mod plugin;
 mod schedule;
 
-pub(crate) use self::live::LiveArgs;
-pub use self::live::TopArgs;
+pub use self::live::{LiveArgs, TopArgs};
 pub(crate) use self::plugin::check_plugin_args;
 pub use self::plugin::{PluginArgs, PluginCommand};
 pub use self::schedule::ScheduleCommand;
@@ -273,8 +272,9 @@ pub struct RunArgs {
     /// Draw the last chunks as a picture.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) timeline: Option<PathBuf>,
+    /// How the job is shown while it runs.
     #[command(flatten)]
-    pub(crate) live: LiveArgs,
+    pub live: LiveArgs,
 }
 
 impl RunArgs {

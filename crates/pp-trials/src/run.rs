@@ -21,7 +21,7 @@ pub(crate) fn run(args: &RunArgs, env: &Env, fault: OsString) -> Result<(), Erro
     refuse_in_vain(hook, args)?;
     let mut _serving = None;
     checked.job(args).run(|rank| {
-        _serving = args.serve(rank)?;
+        _serving = args.live.serve(rank)?;
         let (job, backend) = VideoJob::choose(rank, args, &checked, env)?;
         let arm = hook.arm(rank.rank(), &checked.pipeline);
         let run = Run {

@@ -6,11 +6,9 @@ use clap::Args;
 use pp_job::{Error, ThisRank};
 use pp_live::{Live, Serving};
 
-use super::RunArgs;
-
 /// How a job is shown while it runs.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct LiveArgs {
+pub struct LiveArgs {
     /// Show the job in a browser while it runs, from rank 0: a page, /metrics for Prometheus, /report.json. A port alone
     /// is one of this machine, and 0 one that is free; any other address must be typed, and nothing is encrypted.
     #[arg(long, value_name = "[ADDRESS:]PORT")]
@@ -20,14 +18,14 @@ pub(crate) struct LiveArgs {
     live_token_file: Option<PathBuf>,
 }
 
-impl RunArgs {
+impl LiveArgs {
     /// Shows the job, on rank 0 and if it is asked for, until the value is dropped: behind the job.
     ///
     /// # Errors
     /// The file of the token is refused, or nothing can listen at this address.
     pub fn serve(&self, rank: ThisRank<'_>) -> Result<Option<Serving>, Error> {
-        let asked = self.live.live.as_ref().zip(rank.viewer());
-        let file = self.live.live_token_file.as_deref();
+        let asked = self.live.as_ref().zip(rank.viewer());
+        let file = self.live_token_file.as_deref();
         let serving = asked.map(|(live, viewer)| live.clone().token_file(file).serve(viewer));
         serving.transpose()
     }

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
     // Dropped behind the job, so that viewers are told how it ended.
     let mut _serving = None;
     checked.job(args).run(|rank| {
-        _serving = args.serve(rank)?;
+        _serving = args.live.serve(rank)?;
         let (job, backend) = VideoJob::choose(rank, args, &checked, env)?;
         let profile = job.profile()?;
         match backend {
