@@ -189,6 +189,7 @@ fn an_answer_that_is_not_taken_in_time_ends() {
 fn silent_callers_shut_nobody_out() {
     serving(async |callers: Callers| {
         let slow = callers.say(&GOOD.replace("snapshot", "report")).await;
+        sleep(Duration::from_millis(1)).await;
         let mut silent = Vec::new();
         for _ in 1..CONNECTIONS {
             silent.push(callers.say("GET").await);
