@@ -69,7 +69,7 @@ def test_a_job_is_shown_while_it_runs(tmp_path: Path) -> None:
     assert [one["totals"]["chunks"] for one in seen] == [0, 1, 2, 3] and seen[3]["job"]["pipeline"].startswith("read@0")
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"http://{address}/healthz")
-    with pytest.raises(ValueError, match="live='x': it takes ADDRESS:PORT"):
+    with pytest.raises(ValueError, match='live="x": it takes ADDRESS:PORT'):
         Job(ONE, read=chunks, work=double, write=look, live="x").run()
     with pytest.raises(ValueError, match="live="):
         Job(ONE, read=chunks, work=double, write=look, live_token_file=token)
