@@ -42,6 +42,8 @@ class _Terms:
     report: str | None
     drops: bool
     max_latency: float | None
+    live: str | None
+    live_token_file: str | None
 
 
 class Job:
@@ -56,8 +58,9 @@ class Job:
     started again. `most` has the largest tensors of a chunk where the first chunk is not the largest. `stuck_after` is how long a
     stage may take, in seconds, and `first_after` is the same until a chunk has gone through the whole pipeline, since the first
     calls may compile. `steps` is how often a chunk goes through a ring `(...)*steps`. `report` is a file for the report, and
-    `profile` a folder for a trace of PyTorch's profiler of each rank. `command` starts another rank; without it the command line
-    of this process does.
+    `profile` a folder for a trace of PyTorch's profiler of each rank. `live` is an address such as `"127.0.0.1:8000"` where rank 0
+    shows the job in a browser, and `live_token_file` a file with the token that a viewer must know. `command` starts another rank;
+    without it the command line of this process does.
 
     `late` says what happens to chunks that come faster than they are worked on: with `"block"` a push waits; with `"drop"` the
     oldest chunk that waits is dropped, and `max_latency` drops those that would come out later than so many seconds after their push.
@@ -80,6 +83,8 @@ class Job:
         max_latency: float | None = None,
         report: str | os.PathLike[str] | None = None,
         profile: str | os.PathLike[str] | None = None,
+        live: str | None = None,
+        live_token_file: str | os.PathLike[str] | None = None,
         command: list[str] | None = None,
         **stages: Any,
     ) -> None:
@@ -108,6 +113,9 @@ class Job:
         self._command = command
         self._terms = (depth, restarts, stuck_after, first_after, os.fspath(report) if report is not None else None)
         self._profile = os.fspath(profile) if profile is not None else None
+        if live_token_file is not None and live is None:
+            raise ValueError(f"live_token_file={os.fspath(live_token_file)!r} is for live=, and that is not given: give it, too")
+        self._live = (live, os.fspath(live_token_file) if live_token_file is not None else None)
         self._steps = self._checked_steps(steps)
         if profile is not None and importlib.util.find_spec("torch") is None:
             raise ImportError("profile= takes PyTorch, and it is not installed: pip install torch, or leave profile= out")
@@ -247,7 +255,7 @@ class Job:
             command = _own_command()
         depth, restarts, stuck_after, first_after, report = self._terms
         terms = _Terms(
-            self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report, *self._late
+            self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report, *self._late, *self._live
         )
         if "PP_SUPERVISOR_PID" in os.environ and threading.current_thread() is threading.main_thread():
             # Rank 0 hears of Ctrl-C, and tells this rank what to do.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use pp_contract::pipeline::{Laps, Ring};
 use pp_contract::{DeviceName, Pipeline, StageSpec};
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank};
+use pp_live::{Live, Serving};
 use pp_runtime::core::Late;
 use pp_runtime::progress::StuckLimits;
 use pp_runtime::stage::StageResult;
@@ -39,6 +40,8 @@ pub(crate) struct Terms {
     report: Option<PathBuf>,
     drops: bool,
     max_latency: Option<f64>,
+    live: Option<String>,
+    live_token_file: Option<PathBuf>,
 }
 
 /// Chunks, restarts and seconds of a job that is done.
@@ -54,7 +57,11 @@ pub(crate) struct Running {
     is_passed_over: bool,
     raised: Raised,
     summary: Arc<Mutex<Option<Summary>>>,
+    serving: SharedServing,
 }
+
+/// Shows the job until its end is known.
+type SharedServing = Arc<Mutex<Option<Serving>>>;
 
 #[pymethods]
 impl Running {
@@ -69,6 +76,8 @@ impl Running {
                     Err(ended) => *error = Some(Arc::new(ended)),
                 }
             }
+            let serving = locked(&self.serving).take();
+            drop(serving);
             Some(error.clone())
         });
         match ended {
@@ -100,13 +109,17 @@ impl Running {
     /// Chunks, restarts and seconds, on rank 0 once the job is done.
     #[getter]
     fn summary(&self) -> Option<Summary> {
-        *self.summary.lock().unwrap_or_else(PoisonError::into_inner)
+        *locked(&self.summary)
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Running {
     fn lock(&self) -> MutexGuard<'_, (pp_job::Running, Option<Arc<Error>>)> {
-        self.job.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.job)
     }
 }
 
@@ -182,7 +195,16 @@ pub(crate) fn begin(
     let devices: Result<Vec<DeviceName>, _> =
         terms.devices.iter().map(|name| name.parse()).collect();
     let devices = devices.map_err(|error| refused(&error))?;
+    let live: Option<Live> = terms
+        .live
+        .map(|text| {
+            let live = text.parse::<Live>();
+            live.map_err(|why| PyValueError::new_err(format!("live={text:?}: {why}")))
+        })
+        .transpose()?;
+    let live = live.map(|live| live.token_file(terms.live_token_file.as_deref()));
     let (raised, summary) = (Raised::default(), Arc::new(Mutex::new(None)));
+    let serving = SharedServing::default();
     let mut job = Job::new(&config, &pipeline)
         .restarts(terms.restarts)
         .command(&terms.command)
@@ -202,6 +224,8 @@ pub(crate) fn begin(
         late: if terms.drops { Late::Drop } else { Late::Block },
         max_latency: terms.max_latency.map(seconds_of),
         flow: flow.clone(),
+        live,
+        serving: Arc::clone(&serving),
     };
     let opened = py.detach(|| {
         job.open_flow(&flow.inner, move |this| {
@@ -217,6 +241,7 @@ pub(crate) fn begin(
         job: Mutex::new((job, None)),
         raised,
         summary,
+        serving,
     })
 }
 
@@ -278,6 +303,8 @@ struct Own {
     late: Late,
     max_latency: Option<Duration>,
     flow: Flow,
+    live: Option<Live>,
+    serving: SharedServing,
 }
 
 impl Own {
@@ -302,6 +329,9 @@ impl Own {
 
     /// Runs the rank in the memory of its device.
     fn run(&self, this: ThisRank<'_>) -> Result<(), Error> {
+        if let Some((live, viewer)) = self.live.as_ref().zip(this.viewer()) {
+            *locked(&self.serving) = Some(live.serve(viewer)?);
+        }
         let number = match this.device() {
             None | Some(DeviceName::Cpu) => return self.run_on(this, Host, || Ok(OnHost)),
             Some(DeviceName::Cuda(number)) => number,
@@ -422,7 +452,7 @@ impl Own {
         }
         let chunks = finished.summary.recorder.totals().chunks;
         let summary = (chunks, finished.restarts, finished.wall.as_secs_f64());
-        *self.summary.lock().unwrap_or_else(PoisonError::into_inner) = Some(summary);
+        *locked(&self.summary) = Some(summary);
         Ok(())
     }
 }

@@ -6,10 +6,15 @@ import asyncio
 import functools
 import gc
 import importlib.util
+import json
 import queue
+import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +49,30 @@ def test_a_job_runs_and_a_job_is_iterated_over() -> None:
     assert got == [0, 2, 4, 6]
     assert values(Job(ONE, read=chunks(), work=double)) == got
     assert values(Job(ONE, read=[], work=double)) == []
+
+
+def test_a_job_is_shown_while_it_runs(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    token.chmod(0o600)
+    seen: list[Any] = []
+
+    def look(chunk: pp.Chunk) -> None:
+        request = urllib.request.Request(f"http://{address}/snapshot.json", headers={"Authorization": "Bearer 0123456789abcdef"})
+        with urllib.request.urlopen(request) as answer:
+            seen.append(json.load(answer))
+
+    Job(ONE, read=chunks, work=double, write=look, live=address, live_token_file=token).run()
+    assert [one["totals"]["chunks"] for one in seen] == [0, 1, 2, 3] and seen[3]["job"]["pipeline"].startswith("read@0")
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://{address}/healthz")
+    with pytest.raises(ValueError, match='live="x": it takes ADDRESS:PORT'):
+        Job(ONE, read=chunks, work=double, write=look, live="x").run()
+    with pytest.raises(ValueError, match="live="):
+        Job(ONE, read=chunks, work=double, write=look, live_token_file=token)
 
 
 def test_a_class_is_told_where_it_stands_and_finishes() -> None:

@@ -22,12 +22,13 @@ const INPUTS: u64 = 10_000_000;
 /// An input that takes this long is a finding.
 const TIMEOUT: &str = "-timeout=60";
 /// The crates under test.
-const PACKAGES: [&str; 6] = [
+const PACKAGES: [&str; 7] = [
     "pp-contract",
     "pp-words",
     "pp-meet",
     "pp-edges",
     "pp-transport",
+    "pp-live",
     "pp-fuzz",
 ];
 /// What rustc is told for these.

@@ -51,10 +51,12 @@ const FAKES: &str = "pp-fakes libloading cfg-if";
 const NCCL: &str = "nccl-sys pp-wheels libloading cfg-if thiserror thiserror-impl proc-macro2 quote syn unicode-ident";
 
 /// The program, the crates that it is made of, the trials, and what tests share.
-const CLI: &str = "pp-command pp-video pp-bench pp-cli pp-fakes pp-testing pp-trials";
+const CLI: &str = "pp-command pp-video pp-live pp-bench pp-cli pp-fakes pp-testing pp-trials";
 const BENCH: &str = "pp-bench";
 const COMMAND: &str = "pp-command";
 const JOB: &str = "pp-job";
+/// What serves viewers, and what it alone stands on.
+const LIVE: &str = "pp-live hyper tokio";
 const MESSAGES: &str = "pp-contract";
 const DEVICE: &str = "pp-device cudarc cust cust_raw nccl-sys libloading";
 const KERNELS: &str = "pp-kernels";
@@ -81,17 +83,22 @@ const LAYERS: &[Layer] = &[
     open("pp-transport", &[RUNTIME, JOB, KERNELS, CLI], &[]),
     // Devices are behind the traits of pp-transport.
     open("pp-runtime", &[JOB, KERNELS, CLI], &[DEVICE]),
-    open("pp-job", &[KERNELS, CLI], &[DEVICE]),
+    open("pp-job", &[KERNELS, CLI, LIVE], &[DEVICE]),
     open("pp-kernels", &[WIRE, RUNTIME, CLI], &[]),
     open("pp-plugin-aoti", &[WIRE, RUNTIME, CLI], &[]),
     open("pp-plugin-cust", &[WIRE, RUNTIME, CLI], &[]),
     open(
         "pp-video",
-        &[COMMAND, BENCH, PROGRAM, TESTING],
+        &[COMMAND, LIVE, BENCH, PROGRAM, TESTING],
         &[DEVICE, WIRE],
     ),
-    open("pp-command", &[VIDEO, BENCH, PROGRAM, TESTING], &[]),
-    open("pp-bench", &[PROGRAM, TESTING], &[]),
+    open(
+        "pp-live",
+        &[KERNELS, VIDEO, COMMAND, BENCH, PROGRAM, TESTING],
+        &[DEVICE, RUNTIME],
+    ),
+    open("pp-command", &[VIDEO, LIVE, BENCH, PROGRAM, TESTING], &[]),
+    open("pp-bench", &[LIVE, PROGRAM, TESTING], &[]),
     open("pp-cli", &[TESTING], &[]),
     open(
         "pp-example-contract",

@@ -25,6 +25,7 @@ mod config;
 mod going_on;
 mod plugin;
 mod schedule;
+mod serve;
 
 use self::config::Expanded;
 pub(crate) use self::going_on::GoingOnArgs;
@@ -35,6 +36,7 @@ pub(crate) use self::schedule::{
     CheckArgs, CompareArgs, MemoryArgs, PlotArgs, ShowArgs, SimulateArgs, SimulationArgs, SizeArgs,
     Subject, SubjectArgs,
 };
+pub use self::serve::{ServeArgs, TopArgs};
 
 /// A pipeline-parallel runtime for real-time generative models.
 ///
@@ -208,6 +210,8 @@ pub enum Command {
     Schedule(ScheduleCommand),
     /// Read what the ranks of a job did last: who waited for whom, and who never came.
     Flight(FlightArgs),
+    /// Show the jobs of this user that run on this machine, once a second: who waits, what is late, what was lost.
+    Top(TopArgs),
     /// Say what this machine has and lacks, and what to do about it.
     Doctor {
         /// Print one JSON object instead of text.
@@ -391,6 +395,9 @@ pub struct RunArgs {
     /// Draw the last chunks as a picture.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) timeline: Option<PathBuf>,
+    /// How the job is shown while it runs.
+    #[command(flatten)]
+    pub serve: ServeArgs,
 }
 
 impl RunArgs {

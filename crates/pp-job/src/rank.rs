@@ -48,7 +48,7 @@ impl ThisRank<'_> {
         S::Plan: 'p,
         T: Serialize + DeserializeOwned,
     {
-        let (pipeline, restarts) = (self.job.pipeline, self.job.restarts);
+        let pipeline = self.job.pipeline;
         crate::end::at_rest(B::is_at_rest);
         program.check(pipeline)?;
         let profile = self.profile(profile);

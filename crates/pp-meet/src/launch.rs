@@ -22,7 +22,7 @@ use pp_contract::{Rank, WorldSize};
 pub use error::LaunchError;
 pub use local::LocalJob;
 pub use place::{Address, Launcher, Via};
-pub use secret::JobSecret;
+pub use secret::{JobSecret, random_text, read_secret};
 
 /// A rank's place in its job: who it is, where rank 0 is met, and the secret they share.
 #[derive(Debug, Clone)]

@@ -19,7 +19,9 @@ pub(crate) fn run(args: &RunArgs, env: &Env, fault: OsString) -> Result<(), Erro
     let checked = check(args, env)?;
     let hook = Hook::read(&fault, &checked.pipeline)?;
     refuse_in_vain(hook, args)?;
+    let mut _serving = None;
     checked.job(args).run(|rank| {
+        _serving = args.serve.serve(rank)?;
         let (job, backend) = VideoJob::choose(rank, args, &checked, env)?;
         let arm = hook.arm(rank.rank(), &checked.pipeline);
         let run = Run {

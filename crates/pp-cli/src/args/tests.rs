@@ -26,7 +26,7 @@ fn help_names_the_limits_and_the_default_of_every_number() {
             return;
         };
         // These take no number.
-        if ["pipeline", "plugin-arg", "output", "devices"].contains(&flag) {
+        if ["pipeline", "plugin-arg", "output", "devices", "live"].contains(&flag) {
             return;
         }
         for value in ["x", "", "-1e30"] {

@@ -5,4 +5,5 @@ pub(crate) mod flight;
 pub(crate) mod plugin;
 pub(crate) mod schedule;
 pub(crate) mod shell;
+pub(crate) mod top;
 pub(crate) mod verify;

@@ -64,7 +64,10 @@ use crate::args::{RunArgs, Strength};
 /// Runs the whole job, or this process's rank of it.
 pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
     let checked = check(args, env)?;
+    // Dropped behind the job, so that viewers are told how it ended.
+    let mut _serving = None;
     let done = checked.job(args).run(|rank| {
+        _serving = args.serve.serve(rank)?;
         let (job, backend) = VideoJob::choose(rank, args, &checked, env)?;
         let profile = job.profile()?;
         match backend {

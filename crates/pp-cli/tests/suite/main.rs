@@ -16,6 +16,7 @@ mod launchers;
 mod live;
 mod missed;
 mod nccl_fake;
+mod page;
 mod pipeline;
 mod plan;
 mod plugins;

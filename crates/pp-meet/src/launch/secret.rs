@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
@@ -44,7 +45,7 @@ impl JobSecret {
     /// A fresh secret from the system's random numbers.
     #[must_use]
     pub fn random() -> Self {
-        Self(hex(&random_bytes::<32>()).into_bytes())
+        Self(random_text().into_bytes())
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -76,43 +77,61 @@ impl JobSecret {
     }
 
     fn from_file(path: &str) -> Result<Self, LaunchError> {
-        let broken = |why: String| {
-            let what = format!("PP_JOB_SECRET_FILE={path:?}: {why}");
-            let remedy = "name a regular file that this user can read, with 16 bytes or more";
-            LaunchError::new(what, remedy)
-        };
-        // A pipe in its place must not keep this rank waiting.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = rustix::fs::open(path, flags, Mode::empty())
-            .map(File::from)
-            .map_err(|error| broken(std::io::Error::from(error).to_string()))?;
-        let meta = file.metadata().map_err(|error| broken(error.to_string()))?;
-        if !meta.is_file() {
-            return Err(broken("not a regular file".into()));
-        }
-        let owner = meta.uid();
-        if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-            return Err(broken(format!("it belongs to user {owner}, who knows it")));
-        }
-        if meta.mode() & 0o007 != 0 {
-            let mode = meta.mode() & 0o777;
-            return Err(LaunchError::new(
-                format!("PP_JOB_SECRET_FILE={path:?} is open to every user (mode {mode:03o})"),
-                format!("chmod 600 {path:?}, and make a new secret if others may have seen it"),
-            ));
-        }
-        if meta.mode() & 0o070 != 0 {
-            tracing::warn!(
-                path,
-                "the job secret's file is open to its group; chmod 600 it"
-            );
-        }
-        let mut bytes = Vec::new();
-        file.take(MAX_SECRET_BYTES as u64 + 1)
-            .read_to_end(&mut bytes)
-            .map_err(|error| broken(error.to_string()))?;
-        let bytes = bytes.trim_ascii();
-        Self::new(bytes).map_err(|_| unfit(&format!("PP_JOB_SECRET_FILE={path:?}"), bytes.len()))
+        read_secret("PP_JOB_SECRET_FILE", Path::new(path)).map(Self)
+    }
+}
+
+/// Random bytes of the system as 64 letters of lower-case hexadecimal, which nobody can guess.
+#[must_use]
+pub fn random_text() -> String {
+    hex(&random_bytes::<32>())
+}
+
+/// Reads a secret of 16 to 4,096 bytes from a file, without the white space around it. `named` is what named the file: a
+/// variable or an option.
+///
+/// # Errors
+/// It is no regular file of this user or root, is open to every user, or has another length.
+pub fn read_secret(named: &str, path: &Path) -> Result<Vec<u8>, LaunchError> {
+    let broken = |why: String| {
+        let what = format!("{named}={path:?}: {why}");
+        let remedy = "name a regular file that this user can read, with 16 bytes or more";
+        LaunchError::new(what, remedy)
+    };
+    // A pipe in its place must not keep this rank waiting.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::empty())
+        .map(File::from)
+        .map_err(|error| broken(std::io::Error::from(error).to_string()))?;
+    let meta = file.metadata().map_err(|error| broken(error.to_string()))?;
+    if !meta.is_file() {
+        return Err(broken("not a regular file".into()));
+    }
+    let owner = meta.uid();
+    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        return Err(broken(format!("it belongs to user {owner}, who knows it")));
+    }
+    if meta.mode() & 0o007 != 0 {
+        let mode = meta.mode() & 0o777;
+        return Err(LaunchError::new(
+            format!("{named}={path:?} is open to every user (mode {mode:03o})"),
+            format!("chmod 600 {path:?}, and make a new secret if others may have seen it"),
+        ));
+    }
+    if meta.mode() & 0o070 != 0 {
+        tracing::warn!(
+            ?path,
+            "the file of a secret is open to its group; chmod 600 it"
+        );
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_SECRET_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| broken(error.to_string()))?;
+    let bytes = bytes.trim_ascii();
+    match (MIN_SECRET_BYTES..=MAX_SECRET_BYTES).contains(&bytes.len()) {
+        true => Ok(bytes.to_vec()),
+        false => Err(unfit(&format!("{named}={path:?}"), bytes.len())),
     }
 }
 
