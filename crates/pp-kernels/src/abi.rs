@@ -18,7 +18,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"PPKRNLS2");
 /// A table of another major version is refused.
 pub const MAJOR: u16 = 2;
 /// Raised when an entry or a field is appended, or what was open is settled.
-pub const MINOR: u16 = 3;
+pub const MINOR: u16 = 4;
 /// Most stages of a plugin.
 pub const MAX_STAGES: usize = 16;
 /// Most tensors in one payload.
@@ -88,7 +88,7 @@ pub struct PpGeometry {
     pub height: u32,
     pub chroma: u32,
     pub frames_per_frame: u32,
-    pub reserved: u32,
+    pub bits: u32,
 }
 
 #[repr(C)]
@@ -104,6 +104,8 @@ pub struct PpDescription {
     pub stage_capacity: u32,
     pub stage_count: u32,
     pub stages: *mut PpStage,
+    pub bits: u32,
+    pub reserved: u32,
 }
 
 #[repr(C)]
@@ -126,7 +128,7 @@ pub struct PpSessionConfig {
     pub member: u32,
     pub members: u32,
     pub arg_count: u32,
-    pub reserved: u32,
+    pub bits: u32,
     pub args: *const PpArg,
 }
 
@@ -281,6 +283,9 @@ pub struct Table {
 /// The least that a table of major version 2 holds: everything up to and with `run`.
 pub const TABLE_REQUIRED_BYTES: u32 = offset_of!(Table, self_test) as u32;
 
+/// What a description of version 2.0 holds.
+pub const DESCRIPTION_REQUIRED_BYTES: u32 = offset_of!(PpDescription, bits) as u32;
+
 /// `sizeof`, as it goes into `struct_size`.
 #[must_use]
 pub const fn size<T>() -> u32 {
@@ -295,7 +300,7 @@ pub const fn dtype_code(dtype: DType) -> u32 {
 
 const _: () = {
     assert!(size_of::<ErrorText>() == 32);
-    assert!(size_of::<PpDescription>() == 136);
+    assert!(size_of::<PpDescription>() == 144);
     assert!(size_of::<PpStage>() == 56);
     assert!(size_of::<PpArg>() == 16);
     assert!(size_of::<PpGeometry>() == 24);
@@ -314,4 +319,5 @@ const _: () = {
     assert!(offset_of!(PpTensor, dims) == 56);
     assert!(offset_of!(Table, describe) == 16);
     assert!(TABLE_REQUIRED_BYTES == 56);
+    assert!(DESCRIPTION_REQUIRED_BYTES == 136);
 };

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use common::{compile_c, compile_c_file, median, root, rust_plugin, scratch};
 use pp_kernels::check::Subject;
 use pp_kernels::{
-    Chroma, ChunkShape, FrameGeometry, FrameView, KernelError, KernelSet, LoadError, Manifest,
-    Payload, PayloadMut, SessionConfig, StageSession, VideoPlanParts,
+    Bits, Chroma, ChunkShape, FrameGeometry, FrameView, KernelError, KernelSet, LoadError,
+    Manifest, Payload, PayloadMut, SessionConfig, StageSession, VideoPlanParts,
 };
 use pp_testing::rows;
 
@@ -87,6 +87,7 @@ fn a_plugin_brings_its_stages_its_frames_and_takes_arguments() {
         width: 40,
         height: 32,
         chroma: Chroma::Mono,
+        bits: Bits::Eight,
         frames_per_frame: 2,
     };
     assert_eq!(sink.frames(), expected);
@@ -397,7 +398,7 @@ fn a_panic_is_an_error_and_ends_the_session() {
         let layout = session.layout(shape, 0).unwrap();
         let plan = VideoPlanParts::first(width, 16, 0);
         let frame = vec![0; width as usize * 16];
-        let frame = FrameView::packed(&frame, width, 16, Chroma::Mono).unwrap();
+        let frame = FrameView::packed(&frame, &session.frames()).unwrap();
         let (input, mut output) = (vec![0; 300], vec![0; 300]);
         let input = Payload::new(&layout.inputs, &input).unwrap();
         let mut output = PayloadMut::new(&layout.outputs, &mut output).unwrap();

@@ -11,7 +11,7 @@ use pp_video::y4m::Params;
 use pp_video::{QUEUE, io_threads};
 
 use super::clean::CleanFrames;
-use super::kernels::{Frames, Kernels, Layouts, TicketOf, frame_bytes};
+use super::kernels::{Frames, Kernels, Layouts, TicketOf};
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::shape::Shape;
@@ -50,15 +50,17 @@ pub struct VideoSink<D: Kernels> {
 fn cannot_compare(shape: &Shape, frames: FrameGeometry) -> StageError {
     let header = &shape.0;
     let detail = format!(
-        "--add-noise compares the output with the input, and these kernels give {} frames of {}x{} {:?} for each of {}x{} \
-         {:?}; leave --add-noise out",
+        "--add-noise compares the output with the input, and these kernels give {} frames of {}x{} {:?} and {} bits for each \
+         of {}x{} {:?} and {}; leave --add-noise out",
         frames.frames_per_frame,
         frames.width,
         frames.height,
         frames.chroma,
+        frames.bits as u32,
         header.width(),
         header.height(),
-        header.chroma()
+        header.chroma(),
+        header.bits() as u32
     );
     StageError::new(FaultKind::BadInput, "open kernels", detail)
 }
@@ -136,7 +138,7 @@ impl<D: Kernels> VideoSink<D> {
             made: Made {
                 width: self.made.width,
                 height: self.made.height,
-                frames: (frames.bytes.len() / frame_bytes(self.made)) as u64,
+                frames: (frames.bytes.len() / self.made.frame_bytes()) as u64,
             },
             after: after.transpose()?,
             seals,
@@ -183,7 +185,7 @@ impl<D: Kernels> Sink<D::Rx> for VideoSink<D> {
             Some(output) => output.buffer(),
             None => self.idle.pop().unwrap_or_default(),
         };
-        frames.resize(said.frames as usize * per_frame * frame_bytes(self.made));
+        frames.resize(said.frames as usize * per_frame * self.made.frame_bytes());
         let tensors = message.tensors().unsealed();
         let came = (&chunk, said.frames, &tensors);
         (self.layouts).of_chunk(&mut self.decoder, &self.verifier, came, self.name)?;

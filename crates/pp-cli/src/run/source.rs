@@ -100,7 +100,9 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
         let options = SourceOptions {
             frames_per_chunk: args.frames_per_chunk as usize,
             chunks: args.chunks,
-            noise: args.add_noise.map(|sigma| Noise::new(sigma, args.seed)),
+            noise: args
+                .add_noise
+                .map(|sigma| Noise::new(sigma, args.seed, header.bits())),
             scene_cuts: args.cuts != CutChoice::Off,
             queue: QUEUE,
             threads: io_threads(),
