@@ -184,7 +184,7 @@ fn sigma(text: &str) -> Result<f32, String> {
 /// The arguments of `pp run`.
 #[derive(Args, Clone, Debug)]
 pub struct RunArgs {
-    /// Y4M video to read; "-" is standard input. 8 bits, 4:2:0, 4:2:2, 4:4:4 or mono, frames of 16x16 to 16384x16384.
+    /// Y4M video to read; "-" is standard input. 8 or 10 bits, 4:2:0, 4:2:2, 4:4:4 or mono, frames of 16x16 to 16384x16384.
     #[arg(long, value_name = "FILE.y4m|-", default_value = "-")]
     pub(crate) input: PathBuf,
     /// Where to write the result as Y4M; "-" is standard output. Without it nothing is written.
@@ -222,7 +222,7 @@ pub struct RunArgs {
     /// Denoising steps, 0 to 1024; 0 copies the input, bit for bit.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, value_parser = whole(0..=1024_u32))]
     pub(crate) denoise_steps: u32,
-    /// Standard deviation of the noise to remove, 0 to 255; auto estimates it from the clip.
+    /// Standard deviation of the noise to remove, 0 to 255 (in 8-bit sample values, whatever the clip has); auto estimates it from the clip.
     #[arg(long, value_name = "auto|S", default_value = "auto")]
     pub(crate) strength: Strength,
     /// Frames that travel together, 1 to 256.
