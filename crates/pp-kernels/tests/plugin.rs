@@ -295,7 +295,7 @@ fn a_table_that_cannot_be_used_is_refused_with_the_reason() {
         FAULT_NULL | returned null
         FAULT_MISALIGNED | is not a multiple of 8
         FAULT_MAGIC | not with the magic 0x32534c4e524b5050
-        FAULT_MAJOR | it speaks ABI 3.7, this program speaks 2.3
+        FAULT_MAJOR | it speaks ABI 3.7, this program speaks 2.4
         FAULT_SHORT | the table has 40 bytes, version 2.0 needs at least 56
         FAULT_MISSING | the entry `run` is missing
         FAULT_NAME | its name is not a text that ends with a NUL
@@ -338,6 +338,7 @@ fn the_check_names_what_a_faulty_plugin_does() {
         FAULT_GEOMETRY_OF_SOURCE | zero steps is the identity | the stage encode is no sink and changed its frames
         FAULT_GEOMETRY_RATE | zero steps is the identity | 0 frames for each of the source
         FAULT_IDENTITY | zero steps is the identity | 40x24 Mono comes back changed
+        FAULT_TEN_BITS | frames of 10 bits a sample do what those of 8 do | 40x24 Mono comes back changed
         FAULT_NO_SESSION | layout fits the session | it said OK and gave no session
         FAULT_FORGETS | every byte of the output is written |  of tensor latents_out of phase_b in chunk 0
         FAULT_ARGS | bad arguments give an error and leave the session usable | encode with the unknown --plugin-arg no-plugin-knows-this=1 is not refused
