@@ -26,7 +26,7 @@ def _av() -> Any:
 class read:
     """The frames of a video file, `frames` of them a chunk: `{"x": uint8 of (frames, height, width, 3)}`, RGB.
 
-    The last chunk may have fewer. It may be iterated over several times.
+    Videos of more bits a sample are rounded to 8. The last chunk may have fewer. It may be iterated over several times.
     """
 
     def __init__(self, path: str | os.PathLike[str], frames: int = 8) -> None:

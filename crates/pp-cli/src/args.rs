@@ -342,7 +342,7 @@ pub struct RunArgs {
     /// Denoising steps, 0 to 1024; 0 copies the input, bit for bit.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, value_parser = whole(0..=1024_u32))]
     pub(crate) denoise_steps: u32,
-    /// Standard deviation of the noise to remove, 0 to 255; auto estimates it from the clip.
+    /// Standard deviation of the noise to remove, 0 to 255 (in 8-bit sample values, whatever the clip has); auto estimates it from the clip.
     #[arg(long, value_name = "auto|S", default_value = "auto")]
     pub(crate) strength: Strength,
     /// Frames that travel together, 1 to 256.

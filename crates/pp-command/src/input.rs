@@ -8,7 +8,7 @@ use clap::Args;
 /// `--input FILE`, or FILE alone. As a path it is "-", standard input, where neither is given.
 #[derive(Args, Clone, Debug)]
 pub struct Input {
-    /// Y4M video to read: 8 bits, 4:2:0, 4:2:2, 4:4:4 or mono, frames of 16x16 to 16384x16384. "-" is standard input, which
+    /// Y4M video to read: 8 or 10 bits, 4:2:0, 4:2:2, 4:4:4 or mono, frames of 16x16 to 16384x16384. "-" is standard input, which
     /// pp run reads by default; without a file pp plan measures with noise.
     #[arg(short, long, value_name = "FILE.y4m|-")]
     input: Option<PathBuf>,

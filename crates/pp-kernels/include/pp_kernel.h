@@ -130,6 +130,8 @@ typedef struct pp_description {
   uint32_t stage_capacity; /* of the array, PP_MAX_STAGES or more */
   uint32_t stage_count;    /* out */
   pp_stage *stages;        /* in the order of the pipeline */
+  uint32_t bits;           /* 2.4: most bits of a sample that it takes, 8 or 10; 0: 8. Every plugin takes 8 */
+  uint32_t reserved;
 } pp_description;
 
 /* A pair of the user's, from --plugin-arg KEY=VALUE. Both texts end with a NUL. */
@@ -146,7 +148,7 @@ typedef struct pp_session_config {
   uint32_t chroma;     /* of the source's frames */
   uint32_t max_frames; /* most of the source's frames in one chunk */
   uint32_t threads;    /* most threads a call may use; 0: as many as the machine has */
-  float noise_sigma;   /* noise of the clip in 8-bit sample values (0 to 255); negative: estimate it from the frames */
+  float noise_sigma;   /* noise of the clip in 8-bit sample values (0 to 255), whatever `bits` is; negative: estimate it */
   uint64_t device;     /* PP_SPACE_CUDA: CUcontext; else 0 */
   uint64_t stream;     /* PP_SPACE_CUDA: CUstream of it that orders the work; else 0 */
   uint32_t stage;      /* its number in the description */
@@ -156,7 +158,7 @@ typedef struct pp_session_config {
   uint32_t member;     /* which member of the group, from 0 on */
   uint32_t members;    /* 1, unless PP_STAGE_GROUP is set */
   uint32_t arg_count;
-  uint32_t reserved;
+  uint32_t bits;      /* 2.4: of a sample of the source's frames, at most pp_description.bits; 0: 8 */
   const pp_arg *args; /* the user's, the same for all stages; a key that the plugin does not know is refused by name */
 } pp_session_config;
 
@@ -168,7 +170,7 @@ typedef struct pp_geometry {
   uint32_t height;
   uint32_t chroma;
   uint32_t frames_per_frame; /* frames that a sink gives for each frame of the source, at least 1 */
-  uint32_t reserved;
+  uint32_t bits;             /* 2.4: of a sample, 8 or 10; 0: 8 */
 } pp_geometry;
 
 /* The plan of one chunk, as it travels in the envelope. */
@@ -210,7 +212,8 @@ typedef struct pp_payload {
   uint64_t bytes;
 } pp_payload;
 
-/* One plane of 8-bit samples in host memory; row y starts at data + y * stride. */
+/* One plane of samples in host memory; row y starts at data + y * stride bytes. A sample of more than 8 bits is two bytes,
+ * the lower one first, and begins at an even address; its upper bits are 0. */
 typedef struct pp_plane {
   uint8_t *data;
   uint64_t stride;

@@ -90,7 +90,7 @@ pub struct PpGeometry {
     pub height: u32,
     pub chroma: u32,
     pub frames_per_frame: u32,
-    pub reserved: u32,
+    pub bits: u32,
 }
 
 #[repr(C)]
@@ -106,6 +106,8 @@ pub struct PpDescription {
     pub stage_capacity: u32,
     pub stage_count: u32,
     pub stages: *mut PpStage,
+    pub bits: u32,
+    pub reserved: u32,
 }
 
 #[repr(C)]
@@ -128,7 +130,7 @@ pub struct PpSessionConfig {
     pub member: u32,
     pub members: u32,
     pub arg_count: u32,
-    pub reserved: u32,
+    pub bits: u32,
     pub args: *const PpArg,
 }
 
@@ -286,6 +288,8 @@ pub const TABLE_REQUIRED_BYTES: u32 = offset_of!(Table, self_test) as u32;
 
 /// The bytes of a plan in major version 2 from its first minor version on.
 pub const PLAN_REQUIRED_BYTES: u32 = offset_of!(PpPlan, context_skipped) as u32;
+/// What a description of version 2.0 holds.
+pub const DESCRIPTION_REQUIRED_BYTES: u32 = offset_of!(PpDescription, bits) as u32;
 
 /// `sizeof`, as it goes into `struct_size`.
 #[must_use]
@@ -301,7 +305,7 @@ pub const fn dtype_code(dtype: DType) -> u32 {
 
 const _: () = {
     assert!(size_of::<ErrorText>() == 32);
-    assert!(size_of::<PpDescription>() == 136);
+    assert!(size_of::<PpDescription>() == 144);
     assert!(size_of::<PpStage>() == 56);
     assert!(size_of::<PpArg>() == 16);
     assert!(size_of::<PpGeometry>() == 24);
@@ -320,4 +324,5 @@ const _: () = {
     assert!(offset_of!(PpTensor, dims) == 56);
     assert!(offset_of!(Table, describe) == 16);
     assert!(TABLE_REQUIRED_BYTES == 56);
+    assert!(DESCRIPTION_REQUIRED_BYTES == 136);
 };

@@ -18,7 +18,7 @@ pub use subject::Subject;
 
 use pp_contract::Manifest;
 
-use crate::config::ChunkShape;
+use crate::config::{Bits, ChunkShape};
 use crate::stage::StageInfo;
 use anew::{begins_anywhere, tail, takes_any_steps, takes_gaps};
 use film::{Begins, Film, Passed, ScriptedChunk, difference, pictures, plan, play};
@@ -77,6 +77,7 @@ pub static CHECKS: &[Check] = checks! {
     "steps may differ between chunks of stages that say so" => takes_any_steps,
     "a stream goes on after a hard cut as a new one" => obeys_cuts,
     "bad arguments give an error and leave the session usable" => refuses_bad_arguments,
+    "frames of 10 bits a sample do what those of 8 do" => does_the_same_in_10_bits,
     "stages that say so give the same bytes in both memories" => is_alike_in_both,
     "destroyed sessions leave no memory behind" => frees_memory,
 };
@@ -145,9 +146,11 @@ fn zero_steps_is_identity(subject: &Subject<'_>) -> Outcome {
             }
             let mut film = Film::open(subject, &setup, 0)?;
             let mut frames = pictures(&setup.config, 0, MOST_FRAMES);
-            // Every value of a sample occurs.
-            for (value, sample) in frames[0].iter_mut().enumerate() {
-                *sample = value as u8;
+            // Every value of a sample occurs, in frames that are large enough.
+            let peak = usize::from(setup.config.bits.peak());
+            let bytes = setup.config.bits.bytes();
+            for (value, sample) in frames[0].chunks_exact_mut(bytes).enumerate() {
+                sample.copy_from_slice(&(value & peak).to_le_bytes()[..bytes]);
             }
             let result = film.chunk(script(1, 0)[0], &frames)?.frames;
             if film.sink.raw.frames() == film.source.raw.frames() && result != frames {
@@ -156,6 +159,29 @@ fn zero_steps_is_identity(subject: &Subject<'_>) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Makes the checks again whose outcome depends on samples.
+fn does_the_same_in_10_bits(subject: &Subject<'_>) -> Outcome {
+    const TESTS: [fn(&Subject<'_>) -> Outcome; 9] = [
+        zero_steps_is_identity,
+        makes_planned_calls,
+        is_deterministic,
+        writes_every_byte,
+        recomputes,
+        is_grouped,
+        context_is_what_was_sent,
+        begins_anywhere,
+        obeys_cuts,
+    ];
+    if subject.set.describe().bits < Bits::Ten {
+        return skip("the description says that samples of 8 bits are taken");
+    }
+    subject.bits.set(Bits::Ten);
+    let mut outcomes = TESTS.iter().map(|test| test(subject));
+    let outcome = outcomes.find(|outcome| !matches!(outcome, Ok(()) | Err(Why::Skip(_))));
+    subject.bits.set(Bits::Eight);
+    outcome.unwrap_or(Ok(()))
 }
 
 fn makes_planned_calls(subject: &Subject<'_>) -> Outcome {

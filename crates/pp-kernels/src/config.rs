@@ -46,6 +46,84 @@ impl Chroma {
             (_, Chroma::Mono) => (0, 0),
         }
     }
+
+    /// Samples of all planes of one frame.
+    #[must_use]
+    pub fn frame_samples(self, width: u32, height: u32) -> usize {
+        (0..self.planes())
+            .map(|index| {
+                let (w, h) = self.plane_size(index, width, height);
+                w as usize * h as usize
+            })
+            .sum()
+    }
+}
+
+/// How many bits a sample has.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[repr(u32)]
+pub enum Bits {
+    /// A byte, 0 to 255.
+    #[default]
+    Eight = 8,
+    /// Two bytes, the lower one first: 0 to 1023.
+    Ten = 10,
+}
+
+impl Bits {
+    /// All of them, the fewest first.
+    pub const ALL: [Bits; 2] = [Bits::Eight, Bits::Ten];
+
+    /// The bits of a code of the ABI; 0 is 8, as versions before 2.4 have it.
+    #[must_use]
+    pub fn from_code(code: u32) -> Option<Bits> {
+        match code {
+            0 => Some(Bits::Eight),
+            code => Bits::ALL.into_iter().find(|bits| *bits as u32 == code),
+        }
+    }
+
+    pub(crate) fn code(self) -> u32 {
+        match self {
+            Bits::Eight => 0,
+            bits => bits as u32,
+        }
+    }
+
+    /// Bytes of a sample.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        (self as usize).div_ceil(8)
+    }
+
+    /// The largest sample.
+    #[must_use]
+    pub fn peak(self) -> u16 {
+        (1 << self as u32) - 1
+    }
+
+    /// Steps of a sample in one step of 8 bits: what noise is measured in.
+    #[must_use]
+    pub fn scale(self) -> u16 {
+        1 << (self as u32 - 8)
+    }
+
+    /// What ffmpeg calls such samples in this chroma format.
+    #[must_use]
+    pub fn ffmpeg_name(self, chroma: Chroma) -> &'static str {
+        match (chroma, self) {
+            (Chroma::Mono, Bits::Eight) => "gray",
+            (Chroma::Mono, Bits::Ten) => "gray10le",
+            (Chroma::C420, Bits::Eight) => "yuv420p",
+            (Chroma::C420, Bits::Ten) => "yuv420p10le",
+            (Chroma::C422, Bits::Eight) => "yuv422p",
+            (Chroma::C422, Bits::Ten) => "yuv422p10le",
+            (Chroma::C444, Bits::Eight) => "yuv444p",
+            (Chroma::C444, Bits::Ten) => "yuv444p10le",
+        }
+    }
 }
 
 /// Where payloads lie.
@@ -72,11 +150,14 @@ pub struct SessionConfig {
     pub height: u32,
     /// Chroma format of the source's frames.
     pub chroma: Chroma,
+    /// Bits of a sample of the source's frames.
+    pub bits: Bits,
     /// Most of the source's frames in one chunk, at least 1.
     pub max_frames: u32,
     /// Most threads that a call may use; 0 means as many as the machine has.
     pub threads: u32,
-    /// Standard deviation of the clip's noise in 8-bit sample values (0 to 255); `None` estimates it from the frames.
+    /// Standard deviation of the clip's noise in 8-bit sample values (0 to 255), whatever `bits` is; `None` estimates it from
+    /// the frames.
     pub noise_sigma: Option<f32>,
     /// Where payloads lie.
     pub space: Space,
@@ -100,13 +181,14 @@ impl SessionConfig {
     /// Most parts, members and laps.
     pub const MOST_PARTS: u32 = 4096;
 
-    /// A session on host memory that estimates the noise and uses every core.
+    /// A session on host memory and 8 bits a sample that estimates the noise and uses every core.
     #[must_use]
     pub fn host(width: u32, height: u32, chroma: Chroma, max_frames: u32) -> SessionConfig {
         SessionConfig {
             width,
             height,
             chroma,
+            bits: Bits::Eight,
             max_frames,
             threads: 0,
             noise_sigma: None,
@@ -206,7 +288,7 @@ impl SessionConfig {
             member: self.member,
             members: self.members,
             arg_count: args.len() as u32,
-            reserved: 0,
+            bits: self.bits.code(),
             args: args.as_ptr(),
         }
     }
@@ -214,6 +296,8 @@ impl SessionConfig {
     pub(crate) fn from_abi(raw: &abi::PpSessionConfig) -> Result<SessionConfig, Failure> {
         let chroma = Chroma::from_code(raw.chroma)
             .ok_or_else(|| Failure::unsupported(format!("unknown chroma format {}", raw.chroma)))?;
+        let bits = Bits::from_code(raw.bits)
+            .ok_or_else(|| Failure::unsupported(format!("samples of {} bits", raw.bits)))?;
         let space = match raw.space {
             abi::SPACE_HOST => Space::Host,
             abi::SPACE_CUDA => Space::Cuda {
@@ -230,6 +314,7 @@ impl SessionConfig {
             width: raw.width,
             height: raw.height,
             chroma,
+            bits,
             max_frames: raw.max_frames,
             threads: raw.threads,
             noise_sigma: (raw.noise_sigma >= 0.0).then_some(raw.noise_sigma),

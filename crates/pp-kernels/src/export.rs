@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use pp_contract::{Manifest, VideoPlanParts};
 
 use crate::abi::{self, OpaqueSession, Table, TableHead};
-use crate::border::{guarded, panic_text, plan_of, sized};
+use crate::border::{guarded, panic_text, plan_of, sized, struct_size};
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::convert::{self, RawTensors};
 use crate::error::Failure;
@@ -185,18 +185,23 @@ unsafe extern "C" fn describe<K: Kernels>(
     // SAFETY: the pointers are valid for the call by the rules of the ABI.
     unsafe {
         guarded(error, || {
-            sized(out)?;
-            let out = &mut *out;
+            // A host of an earlier minor version has a shorter struct.
+            let bytes = struct_size(out, abi::DESCRIPTION_REQUIRED_BYTES)?;
+            let bytes = bytes.min(abi::size::<abi::PpDescription>()) as usize;
+            let mut raw: abi::PpDescription = std::mem::zeroed();
+            let theirs = out.cast::<u8>();
+            std::ptr::copy_nonoverlapping(theirs, (&raw mut raw).cast(), bytes);
             let description = K::describe();
-            if description.stages.len() > out.stage_capacity as usize {
+            if description.stages.len() > raw.stage_capacity as usize {
                 let count = description.stages.len();
                 return Err(Failure::invalid(format!("no room for {count} stages")));
             }
             for (at, stage) in description.stages.iter().enumerate() {
-                *out.stages.add(at) = stage.to_abi();
+                *raw.stages.add(at) = stage.to_abi();
             }
-            out.stage_count = description.stages.len() as u32;
-            description.to_abi(out);
+            raw.stage_count = description.stages.len() as u32;
+            description.to_abi(&mut raw);
+            std::ptr::copy_nonoverlapping((&raw const raw).cast(), theirs, bytes);
             Ok(())
         })
     }
@@ -214,7 +219,13 @@ unsafe extern "C" fn create<K: Kernels>(
             let raw = sized(config)?;
             sized(geometry)?;
             let config = SessionConfig::from_abi(raw)?;
-            let stages = K::describe().stages;
+            let Description { stages, bits, .. } = K::describe();
+            if config.bits > bits {
+                let (has, takes) = (config.bits as u32, bits as u32);
+                return Err(Failure::unsupported(format!(
+                    "{has} bits a sample, these kernels take {takes}"
+                )));
+            }
             let stage = (stages.get(raw.stage as usize))
                 .ok_or_else(|| Failure::invalid(format!("there is no stage {}", raw.stage)))?;
             let session = K::create(stage, &config, &args(raw)?)?;
@@ -444,8 +455,9 @@ fn plane_bytes(
     geometry: &FrameGeometry,
 ) -> Result<usize, Failure> {
     let (width, height) = geometry.plane_size(index);
+    let row_bytes = u64::from(width) * geometry.bits.bytes() as u64;
     if (plane.width, plane.height) != (width, height)
-        || (height > 0 && (plane.data.is_null() || plane.stride < u64::from(width)))
+        || (height > 0 && (plane.data.is_null() || plane.stride < row_bytes))
     {
         return Err(Failure::invalid(format!(
             "plane {index} is {}x{} with a stride of {}, the stage's is {width}x{height}",
@@ -454,7 +466,7 @@ fn plane_bytes(
     }
     match height {
         0 => Ok(0),
-        _ => Ok(plane.stride as usize * (height as usize - 1) + width as usize),
+        _ => Ok(plane.stride as usize * (height as usize - 1) + row_bytes as usize),
     }
 }
 
@@ -481,9 +493,9 @@ unsafe fn frames<D: Default + Deref<Target = [u8]>>(
                 let bytes = plane_bytes(&plane, index, geometry)?;
                 (plane, host(plane.data, bytes))
             };
-            let (width, height) = (plane.width as usize, plane.height as usize);
-            *view = Plane::new(data, plane.stride as usize, width, height)
-                .ok_or_else(|| Failure::invalid("a plane is too short"))?;
+            let size = (plane.width as usize, plane.height as usize);
+            *view = Plane::with_bits(data, plane.stride as usize, size, geometry.bits)
+                .ok_or_else(|| Failure::invalid("a plane is too short, or at an odd address"))?;
         }
         views.push(Frame::new(planes));
     }
@@ -539,6 +551,28 @@ mod tests {
             )
         };
         assert_eq!(status, abi::INVALID_ARGUMENT);
+
+        // SAFETY: zero is a value of every field, of a pointer null.
+        let mut about: abi::PpDescription = unsafe { std::mem::zeroed() };
+        let mut stages = [StageInfo::EMPTY; abi::MAX_STAGES];
+        (about.stages, about.stage_capacity) = (stages.as_mut_ptr(), stages.len() as u32);
+        let describe = table.describe.expect("every entry is there");
+        for (struct_size, status, bits) in [
+            (
+                abi::DESCRIPTION_REQUIRED_BYTES - 1,
+                abi::INVALID_ARGUMENT,
+                9,
+            ),
+            // A host of version 2.3 knows no bits.
+            (abi::DESCRIPTION_REQUIRED_BYTES, abi::OK, 9),
+            (abi::size::<abi::PpDescription>(), abi::OK, 10),
+        ] {
+            (about.struct_size, about.bits, about.stage_count) = (struct_size, 9, 0);
+            // SAFETY: as above.
+            assert_eq!(unsafe { describe(&raw mut about, no_error) }, status);
+            assert_eq!(about.bits, bits);
+            assert_eq!(about.stage_count, if status == abi::OK { 3 } else { 0 });
+        }
 
         // SAFETY: a null session may be destroyed.
         unsafe { table.destroy.expect("every entry is there")(std::ptr::null_mut()) };

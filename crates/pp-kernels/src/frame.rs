@@ -1,16 +1,18 @@
-//! Borrowed views of 8-bit frames: where decoded video enters and leaves, without a copy.
+//! Borrowed views of frames: where decoded video enters and leaves, without a copy.
 
 use std::ops::{Deref, Range};
 
-use crate::config::Chroma;
+use crate::config::Bits;
+use crate::stage::FrameGeometry;
 
-/// One plane of samples in `D`. Row `y` starts at `data[y * stride]`.
+/// One plane of samples in `D`. Row `y` starts at `data[y * stride]`; a sample of two bytes begins at an even address.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Plane<D> {
     data: D,
     stride: usize,
     width: usize,
     height: usize,
+    bits: Bits,
 }
 
 /// One plane to read.
@@ -19,14 +21,30 @@ pub type PlaneView<'a> = Plane<&'a [u8]>;
 pub type PlaneViewMut<'a> = Plane<&'a mut [u8]>;
 
 impl<D: Deref<Target = [u8]>> Plane<D> {
-    /// `None` where `data` is too short for `height` rows, or the rows overlap.
+    /// A plane of 8 bits a sample. `None` where `data` is too short for `height` rows, or the rows overlap.
     #[must_use]
     pub fn new(data: D, stride: usize, width: usize, height: usize) -> Option<Self> {
-        fits(data.len(), stride, width, height).then_some(Plane {
+        Self::with_bits(data, stride, (width, height), Bits::Eight)
+    }
+
+    /// A plane of so many bits a sample. `None` where `data` is too short for all rows of `stride` bytes, the rows overlap, or
+    /// samples of two bytes begin at an odd address.
+    #[must_use]
+    pub fn with_bits(
+        data: D,
+        stride: usize,
+        (width, height): (usize, usize),
+        bits: Bits,
+    ) -> Option<Self> {
+        let even = bits == Bits::Eight || (data.as_ptr().addr() | stride).is_multiple_of(2);
+        let row_bytes = width.checked_mul(bits.bytes())?;
+        let fits = height == 0 || (even && fits(data.len(), stride, row_bytes, height));
+        fits.then_some(Plane {
             data,
             stride,
             width,
             height,
+            bits,
         })
     }
 
@@ -42,6 +60,12 @@ impl<D: Deref<Target = [u8]>> Plane<D> {
         self.height
     }
 
+    /// Bits of a sample.
+    #[must_use]
+    pub fn bits(&self) -> Bits {
+        self.bits
+    }
+
     /// Bytes from one row to the next.
     #[must_use]
     pub fn stride(&self) -> usize {
@@ -52,12 +76,12 @@ impl<D: Deref<Target = [u8]>> Plane<D> {
     fn range(&self, y: usize) -> Range<usize> {
         assert!(y < self.height, "row {y} of {}", self.height);
         let start = y * self.stride;
-        start..start + self.width
+        start..start + self.width * self.bits.bytes()
     }
 }
 
 impl<'a> PlaneView<'a> {
-    /// The samples of row `y`.
+    /// The bytes of row `y`, one or two for each sample.
     ///
     /// # Panics
     /// When `y` is not below the height.
@@ -66,13 +90,26 @@ impl<'a> PlaneView<'a> {
         &self.data[self.range(y)]
     }
 
+    /// The samples of row `y`.
+    ///
+    /// # Panics
+    /// When `y` is not below the height.
+    pub fn samples(&self, y: usize) -> impl Iterator<Item = u16> + 'a {
+        let sample = |bytes: &[u8]| match *bytes {
+            [low, high] => u16::from_le_bytes([low, high]),
+            [byte] => byte.into(),
+            _ => 0,
+        };
+        self.row(y).chunks_exact(self.bits.bytes()).map(sample)
+    }
+
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.data.as_ptr()
     }
 }
 
 impl PlaneViewMut<'_> {
-    /// The samples of row `y`.
+    /// The bytes of row `y`, one or two for each sample.
     ///
     /// # Panics
     /// When `y` is not below the height.
@@ -86,15 +123,12 @@ impl PlaneViewMut<'_> {
     }
 }
 
-fn fits(len: usize, stride: usize, width: usize, height: usize) -> bool {
-    stride >= width
-        && match height.checked_sub(1) {
-            None => true,
-            Some(last) => last
-                .checked_mul(stride)
-                .and_then(|start| start.checked_add(width))
-                .is_some_and(|end| end <= len),
-        }
+fn fits(len: usize, stride: usize, row_bytes: usize, height: usize) -> bool {
+    stride >= row_bytes
+        && (height - 1)
+            .checked_mul(stride)
+            .and_then(|start| start.checked_add(row_bytes))
+            .is_some_and(|end| end <= len)
 }
 
 /// One frame: 1 plane (mono) or 3.
@@ -120,10 +154,10 @@ impl<'a> FrameView<'a> {
     /// A frame whose planes lie one after the other without gaps, as in Y4M.
     /// `None` where `data` has another length.
     #[must_use]
-    pub fn packed(data: &'a [u8], width: u32, height: u32, chroma: Chroma) -> Option<Self> {
+    pub fn packed(data: &'a [u8], geometry: &FrameGeometry) -> Option<Self> {
         let mut rest = data;
         let take = |bytes| rest.split_off(..bytes);
-        let frame = spread(take, 0, width, height, chroma)?;
+        let frame = spread(take, 0, geometry)?;
         rest.is_empty().then_some(frame)
     }
 
@@ -137,10 +171,10 @@ impl<'a> FrameView<'a> {
 impl<'a> FrameViewMut<'a> {
     /// As [`FrameView::packed`].
     #[must_use]
-    pub fn packed(data: &'a mut [u8], width: u32, height: u32, chroma: Chroma) -> Option<Self> {
+    pub fn packed(data: &'a mut [u8], geometry: &FrameGeometry) -> Option<Self> {
         let mut rest = data;
         let take = |bytes| rest.split_off_mut(..bytes);
-        let frame = spread(take, 0, width, height, chroma)?;
+        let frame = spread(take, 0, geometry)?;
         rest.is_empty().then_some(frame)
     }
 
@@ -156,33 +190,20 @@ impl<'a> FrameViewMut<'a> {
     }
 }
 
-/// The frame of planes that `take` gives, each of so many bytes, with `pad` bytes between two rows.
+/// The frame of planes that `take` gives, each of so many bytes, with room for `pad` samples between two rows.
 pub(crate) fn spread<D: Default + Deref<Target = [u8]>>(
     mut take: impl FnMut(usize) -> Option<D>,
     pad: usize,
-    width: u32,
-    height: u32,
-    chroma: Chroma,
+    geometry: &FrameGeometry,
 ) -> Option<Frame<Plane<D>>> {
     let mut frame = Frame::<Plane<D>>::default();
-    for (index, plane) in frame.planes.iter_mut().enumerate().take(chroma.planes()) {
-        let (w, h) = chroma.plane_size(index, width, height);
+    let (bits, planes) = (geometry.bits, geometry.chroma.planes());
+    for (index, plane) in frame.planes.iter_mut().enumerate().take(planes) {
+        let (w, h) = geometry.plane_size(index);
         let (w, h) = (w as usize, h as usize);
-        let stride = w + pad;
-        *plane = Plane::new(take(stride * h - pad)?, stride, w, h)?;
+        let stride = (w + pad) * bits.bytes();
+        let data = take(stride * h - pad * bits.bytes())?;
+        *plane = Plane::with_bits(data, stride, (w, h), bits)?;
     }
     Some(frame)
-}
-
-impl Chroma {
-    /// Bytes of one frame whose planes lie without gaps.
-    #[must_use]
-    pub fn packed_frame_bytes(self, width: u32, height: u32) -> usize {
-        (0..self.planes())
-            .map(|index| {
-                let (w, h) = self.plane_size(index, width, height);
-                w as usize * h as usize
-            })
-            .sum()
-    }
 }

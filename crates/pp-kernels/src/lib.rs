@@ -33,7 +33,7 @@ mod plugin;
 mod stage;
 pub mod synthetic;
 
-pub use config::{Chroma, ChunkShape, Layout, SessionConfig, Space};
+pub use config::{Bits, Chroma, ChunkShape, Layout, SessionConfig, Space};
 // What the traits speak of.
 pub use cuda::{DeviceDigests, DeviceTensor};
 pub use denoise::cuda::{check_device, runs_on};

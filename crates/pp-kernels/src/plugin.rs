@@ -250,9 +250,9 @@ impl KernelSet {
             }
             Space::Cuda { context: 0, .. } => "the configuration names no CUDA context",
             _ => {
-                let stage = self.stage(name)?;
+                let (stage, of) = (self.stage(name)?, (self.description.bits, config));
                 // SAFETY: the caller's duty.
-                return unsafe { RawSession::open(self.caller.clone(), stage, config, args) };
+                return unsafe { RawSession::open(self.caller.clone(), stage, of, args) };
             }
         };
         Err(self.wrong_space(refused.into()))

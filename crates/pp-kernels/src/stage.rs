@@ -4,7 +4,7 @@ use pp_contract::MAX_CONTEXT_GAPS;
 use serde::{Deserialize, Serialize};
 
 use crate::abi;
-use crate::config::{Chroma, SessionConfig, read_text, write_text};
+use crate::config::{Bits, Chroma, SessionConfig, read_text, write_text};
 
 /// What a stage takes and gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,6 +168,8 @@ pub struct Description {
     pub cuda: bool,
     /// Chroma formats that the source takes.
     pub chroma: Vec<Chroma>,
+    /// Most bits of a sample that the stages take; all take 8.
+    pub bits: Bits,
     /// Most frames of earlier chunks that a middle stage looks at.
     pub context_frames: u32,
     /// Changes when results may change; all ranks must agree on it.
@@ -205,6 +207,7 @@ impl Description {
         out.spaces =
             u32::from(self.host) << abi::SPACE_HOST | u32::from(self.cuda) << abi::SPACE_CUDA;
         out.chroma_formats = self.chroma.iter().fold(0, |bits, c| bits | 1 << *c as u32);
+        out.bits = self.bits.code();
         out.context_frames = self.context_frames;
         out.digest = self.digest;
         write_text(&mut out.name, &self.name);
@@ -230,6 +233,8 @@ impl Description {
                 .into_iter()
                 .filter(|c| raw.chroma_formats & 1 << *c as u32 != 0)
                 .collect(),
+            bits: Bits::from_code(raw.bits)
+                .ok_or_else(|| format!("it takes samples of {} bits", raw.bits))?,
             context_frames: raw.context_frames,
             digest: raw.digest,
             stages: StageInfo::all_from_abi(stages)?,
@@ -253,6 +258,8 @@ pub struct FrameGeometry {
     pub height: u32,
     /// Chroma format.
     pub chroma: Chroma,
+    /// Bits of a sample.
+    pub bits: Bits,
     /// How many of them there are for each frame of the source: 1, and more where a sink interpolates.
     pub frames_per_frame: u32,
 }
@@ -265,6 +272,7 @@ impl FrameGeometry {
             width: config.width,
             height: config.height,
             chroma: config.chroma,
+            bits: config.bits,
             frames_per_frame: 1,
         }
     }
@@ -275,6 +283,12 @@ impl FrameGeometry {
         self.chroma.plane_size(index, self.width, self.height)
     }
 
+    /// Bytes of one frame whose planes lie without gaps.
+    #[must_use]
+    pub fn frame_bytes(&self) -> usize {
+        self.chroma.frame_samples(self.width, self.height) * self.bits.bytes()
+    }
+
     pub(crate) fn to_abi(self) -> abi::PpGeometry {
         abi::PpGeometry {
             struct_size: abi::size::<abi::PpGeometry>(),
@@ -282,7 +296,7 @@ impl FrameGeometry {
             height: self.height,
             chroma: self.chroma as u32,
             frames_per_frame: self.frames_per_frame,
-            reserved: 0,
+            bits: self.bits.code(),
         }
     }
 
@@ -292,6 +306,8 @@ impl FrameGeometry {
     pub(crate) fn from_abi(raw: &abi::PpGeometry) -> Result<FrameGeometry, String> {
         let chroma = Chroma::from_code(raw.chroma)
             .ok_or_else(|| format!("unknown chroma format {}", raw.chroma))?;
+        let bits =
+            Bits::from_code(raw.bits).ok_or_else(|| format!("samples of {} bits", raw.bits))?;
         let sides = 1..=SessionConfig::MAX_SIDE;
         if !sides.contains(&raw.width) || !sides.contains(&raw.height) {
             return Err(format!(
@@ -312,6 +328,7 @@ impl FrameGeometry {
             width: raw.width,
             height: raw.height,
             chroma,
+            bits,
             frames_per_frame: raw.frames_per_frame,
         })
     }

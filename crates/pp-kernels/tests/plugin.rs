@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use common::{compile_c, compile_c_file, median, root, rust_plugin, scratch};
 use pp_kernels::check::Subject;
 use pp_kernels::{
-    Chroma, ChunkShape, FrameGeometry, FrameView, KernelError, KernelSet, LoadError, Manifest,
-    Payload, PayloadMut, SessionConfig, StageSession, VideoPlanParts,
+    Bits, Chroma, ChunkShape, FrameGeometry, FrameView, KernelError, KernelSet, LoadError,
+    Manifest, Payload, PayloadMut, SessionConfig, StageSession, VideoPlanParts,
 };
 use pp_testing::rows;
 
@@ -87,6 +87,7 @@ fn a_plugin_brings_its_stages_its_frames_and_takes_arguments() {
         width: 40,
         height: 32,
         chroma: Chroma::Mono,
+        bits: Bits::Eight,
         frames_per_frame: 2,
     };
     assert_eq!(sink.frames(), expected);
@@ -337,6 +338,7 @@ fn the_check_names_what_a_faulty_plugin_does() {
         FAULT_GEOMETRY_OF_SOURCE | zero steps is the identity | the stage encode is no sink and changed its frames
         FAULT_GEOMETRY_RATE | zero steps is the identity | 0 frames for each of the source
         FAULT_IDENTITY | zero steps is the identity | 40x24 Mono comes back changed
+        FAULT_TEN_BITS | frames of 10 bits a sample do what those of 8 do | 40x24 Mono comes back changed
         FAULT_NO_SESSION | layout fits the session | it said OK and gave no session
         FAULT_FORGETS | every byte of the output is written |  of tensor latents_out of phase_b in chunk 0
         FAULT_ARGS | bad arguments give an error and leave the session usable | encode with the unknown --plugin-arg no-plugin-knows-this=1 is not refused
@@ -400,7 +402,7 @@ fn a_panic_is_an_error_and_ends_the_session() {
         let layout = session.layout(shape, 0).unwrap();
         let plan = VideoPlanParts::first(width, 16, 0);
         let frame = vec![0; width as usize * 16];
-        let frame = FrameView::packed(&frame, width, 16, Chroma::Mono).unwrap();
+        let frame = FrameView::packed(&frame, &session.frames()).unwrap();
         let (input, mut output) = (vec![0; 300], vec![0; 300]);
         let input = Payload::new(&layout.inputs, &input).unwrap();
         let mut output = PayloadMut::new(&layout.outputs, &mut output).unwrap();

@@ -10,7 +10,7 @@ pub fn scenes(width: usize, height: usize, sampling: &str, frames: usize, each: 
     let (w2, h2) = (width.div_ceil(2), height.div_ceil(2));
     let chroma = match sampling {
         "mono" => 0,
-        "420jpeg" => 2 * w2 * h2,
+        "420jpeg" | "420p10" => 2 * w2 * h2,
         "422" => 2 * w2 * height,
         "444" => 2 * width * height,
         other => panic!("no sampling {other}"),
@@ -23,11 +23,18 @@ pub fn scenes(width: usize, height: usize, sampling: &str, frames: usize, each: 
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let slope = (at % width) * 3 + at / width + frame * 5;
             let sample = (slope as u32 % 200 + (seed >> 27)) as u8;
-            file.push(if frame / each % 2 == 1 {
+            let sample = if frame / each % 2 == 1 {
                 255 - sample
             } else {
                 sample
-            });
+            };
+            match sampling {
+                "420p10" => {
+                    let finer = u16::from(sample) * 4 + (seed >> 20 & 3) as u16;
+                    file.extend(finer.to_le_bytes());
+                }
+                _ => file.push(sample),
+            }
         }
     }
     file

@@ -65,6 +65,11 @@ pub enum InputError {
          the header's size or colour space may be wrong, or bytes were lost", .at.name, .at.offset, .at.frame
     )]
     NoMarker { at: At, found: String },
+    #[error(
+        "{}: the sample at byte {} is {sample} (frame {}, {place}), and 10 bits hold 1023 at most; check the program that should \
+         have written samples of 10 bits, the lower byte first", .at.name, .at.offset, .at.frame
+    )]
+    TooLarge { at: At, sample: u16, place: String },
 }
 
 /// What is wrong with a header: malformed, or well formed and beyond us.
@@ -75,6 +80,10 @@ pub enum HeaderFault {
     Malformed(String),
     #[error("{0} is not supported; convert it: {CONVERT}")]
     Unsupported(String),
+    #[error(
+        "colour space C{tag} is not supported, but 8 and 10 bits are; convert it: ffmpeg -i IN -pix_fmt {format} -strict -1 OUT.y4m"
+    )]
+    Depth { tag: String, format: &'static str },
     #[error(
         "interlacing mixed from frame to frame (Im) is not supported, and ffmpeg cannot read such a file; convert \
          its source: ffmpeg -i ORIGINAL -vf yadif -pix_fmt yuv420p -f yuv4mpegpipe - | pp run --input -"
@@ -107,7 +116,8 @@ impl InputError {
             Self::Read { at, .. }
             | Self::Truncated { at, .. }
             | Self::Shrunk { at, .. }
-            | Self::NoMarker { at, .. } => at.frame > 0,
+            | Self::NoMarker { at, .. }
+            | Self::TooLarge { at, .. } => at.frame > 0,
             _ => false,
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Source: the man page yuv4mpeg(5) of mjpegtools, and what ffmpeg writes.
 
-use pp_kernels::{Chroma, FrameGeometry};
+use pp_kernels::{Bits, Chroma, FrameGeometry};
 
 use super::error::HeaderFault;
 
@@ -20,6 +20,7 @@ pub struct Header {
     width: u32,
     height: u32,
     chroma: Chroma,
+    bits: Bits,
     is_interlaced: bool,
     /// Frames, in so many seconds.
     rate: Option<(u32, u32)>,
@@ -29,7 +30,7 @@ impl Header {
     /// A header of our own, at 25 frames a second.
     #[cfg(test)]
     pub(crate) fn new(width: u32, height: u32, chroma: Chroma) -> Result<Self, HeaderFault> {
-        let tag = tag_of(chroma);
+        let tag = tag_of(chroma, Bits::Eight);
         Self::parse(format!("YUV4MPEG2 W{width} H{height} F25:1 Ip A1:1 C{tag}").as_bytes())
     }
 
@@ -38,16 +39,17 @@ impl Header {
     /// # Errors
     /// A side is out of range.
     pub fn of_frames(&self, frames: FrameGeometry) -> Result<Self, HeaderFault> {
-        let same = (self.width, self.height, self.chroma, 1);
         let FrameGeometry {
             width,
             height,
             chroma,
+            bits,
             frames_per_frame,
         } = frames;
-        if (width, height, chroma, frames_per_frame) == same {
+        if frames == self.frames() {
             return Ok(self.clone());
         }
+        let is_same_format = (chroma, bits) == (self.chroma, self.bits);
         let scaled = |side: u32, by: u32| u64::from(side) * u64::from(by);
         let has_same_pixels = scaled(width, self.height) == scaled(height, self.width);
         let text = String::from_utf8_lossy(&self.line);
@@ -61,12 +63,12 @@ impl Header {
                 Some('F') => line.push_str(&rate(word, frames_per_frame)),
                 // It is not known any more.
                 Some('A') if !has_same_pixels => line.push_str("A0:0"),
-                _ if of_chroma && chroma != self.chroma => line.truncate(line.len() - 1),
+                _ if of_chroma && !is_same_format => line.truncate(line.len() - 1),
                 _ => line.push_str(word),
             }
         }
-        if chroma != self.chroma {
-            line.push_str(&format!(" C{}", tag_of(chroma)));
+        if !is_same_format {
+            line.push_str(&format!(" C{}", tag_of(chroma, bits)));
         }
         Self::parse(line.as_bytes())
     }
@@ -85,7 +87,7 @@ impl Header {
             ));
         }
         let (mut width, mut height) = (None, None);
-        let mut chroma = Chroma::C420;
+        let (mut chroma, mut bits) = (Chroma::C420, Bits::Eight);
         let (mut is_interlaced, mut rate) = (false, None);
         for word in words {
             let mut rest = word.chars();
@@ -94,7 +96,7 @@ impl Header {
             match tag {
                 Some('W') => width = Some(side("width", value)?),
                 Some('H') => height = Some(side("height", value)?),
-                Some('C') => chroma = colour_space(value)?,
+                Some('C') => (chroma, bits) = colour_space(value)?,
                 Some('I') => is_interlaced = interlacing(value)?,
                 Some('F') => rate = known_rate(value),
                 _ => {}
@@ -105,6 +107,7 @@ impl Header {
             width: width.ok_or_else(|| HeaderFault::Malformed("no width (W)".into()))?,
             height: height.ok_or_else(|| HeaderFault::Malformed("no height (H)".into()))?,
             chroma,
+            bits,
             is_interlaced,
             rate,
         })
@@ -126,6 +129,24 @@ impl Header {
     #[must_use]
     pub fn chroma(&self) -> Chroma {
         self.chroma
+    }
+
+    /// Gives the bits of a sample. One of more than 8 is two bytes, the lower one first.
+    #[must_use]
+    pub fn bits(&self) -> Bits {
+        self.bits
+    }
+
+    /// Describes the frames, each of which is given once.
+    #[must_use]
+    pub fn frames(&self) -> FrameGeometry {
+        FrameGeometry {
+            width: self.width,
+            height: self.height,
+            chroma: self.chroma,
+            bits: self.bits,
+            frames_per_frame: 1,
+        }
     }
 
     /// Says whether each frame is two fields of different times.
@@ -150,22 +171,27 @@ impl Header {
 
     /// Bytes of the luma plane, which comes first in a frame.
     pub(crate) fn luma_bytes(&self) -> usize {
-        self.width as usize * self.height as usize
+        self.width as usize * self.height as usize * self.bits.bytes()
     }
 
     /// Gives the bytes of a whole frame: luma, then chroma if there is any. Odd sizes round chroma up.
     #[must_use]
     pub fn frame_bytes(&self) -> usize {
-        self.chroma.packed_frame_bytes(self.width, self.height)
+        self.frames().frame_bytes()
     }
 }
 
-fn tag_of(chroma: Chroma) -> &'static str {
-    match chroma {
-        Chroma::Mono => "mono",
-        Chroma::C420 => "420jpeg",
-        Chroma::C422 => "422",
-        Chroma::C444 => "444",
+/// What ffmpeg writes behind `C`.
+fn tag_of(chroma: Chroma, bits: Bits) -> &'static str {
+    match (chroma, bits) {
+        (Chroma::Mono, Bits::Eight) => "mono",
+        (Chroma::C420, Bits::Eight) => "420jpeg",
+        (Chroma::C422, Bits::Eight) => "422",
+        (Chroma::C444, Bits::Eight) => "444",
+        (Chroma::Mono, Bits::Ten) => "mono10",
+        (Chroma::C420, Bits::Ten) => "420p10 XYSCSS=420P10",
+        (Chroma::C422, Bits::Ten) => "422p10 XYSCSS=422P10",
+        (Chroma::C444, Bits::Ten) => "444p10 XYSCSS=444P10",
     }
 }
 
@@ -208,15 +234,33 @@ fn interlacing(value: &str) -> Result<bool, HeaderFault> {
     }
 }
 
-fn colour_space(value: &str) -> Result<Chroma, HeaderFault> {
+fn colour_space(value: &str) -> Result<(Chroma, Bits), HeaderFault> {
+    let of_depth = |chroma, depth: &str| match depth {
+        "10" => Some(Ok((chroma, Bits::Ten))),
+        "9" | "12" | "14" | "16" => Some(Err(HeaderFault::Depth {
+            tag: value.into(),
+            format: Bits::Ten.ffmpeg_name(chroma),
+        })),
+        _ => None,
+    };
+    let deep = [
+        ("420p", Chroma::C420),
+        ("422p", Chroma::C422),
+        ("444p", Chroma::C444),
+        ("mono", Chroma::Mono),
+    ]
+    .into_iter()
+    .find_map(|(tag, chroma)| of_depth(chroma, value.strip_prefix(tag)?));
     match value {
-        "420" | "420jpeg" | "420mpeg2" | "420paldv" => Ok(Chroma::C420),
-        "422" => Ok(Chroma::C422),
-        "444" => Ok(Chroma::C444),
-        "mono" => Ok(Chroma::Mono),
-        other => Err(HeaderFault::Unsupported(format!(
-            "colour space C{other} (supported are 8-bit 420, 422, 444 and mono)"
-        ))),
+        "420" | "420jpeg" | "420mpeg2" | "420paldv" => Ok((Chroma::C420, Bits::Eight)),
+        "422" => Ok((Chroma::C422, Bits::Eight)),
+        "444" => Ok((Chroma::C444, Bits::Eight)),
+        "mono" => Ok((Chroma::Mono, Bits::Eight)),
+        other => deep.unwrap_or_else(|| {
+            Err(HeaderFault::Unsupported(format!(
+                "colour space C{other} (supported are 420, 422, 444 and mono, of 8 and 10 bits)"
+            )))
+        }),
     }
 }
 
@@ -251,6 +295,24 @@ mod tests {
         ] {
             let header = Header::parse(format!("YUV4MPEG2 W2 H2 {tag}").as_bytes()).unwrap();
             assert_eq!(header.chroma(), chroma, "{tag}");
+            assert_eq!(header.bits(), Bits::Eight);
+        }
+    }
+
+    #[test]
+    fn samples_of_10_bits_are_two_bytes() {
+        // The lines of ffmpeg 7.1.
+        for (tags, chroma, samples) in [
+            ("C420p10 XYSCSS=420P10", Chroma::C420, 15 + 2 * 6),
+            ("C422p10 XYSCSS=422P10", Chroma::C422, 15 + 2 * 10),
+            ("C444p10 XYSCSS=444P10", Chroma::C444, 3 * 15),
+            ("Cmono10", Chroma::Mono, 15),
+        ] {
+            let line = format!("YUV4MPEG2 W3 H5 F25:1 Ip A0:0 {tags} XCOLORRANGE=LIMITED");
+            let header = Header::parse(line.as_bytes()).unwrap();
+            assert_eq!((header.chroma(), header.bits()), (chroma, Bits::Ten));
+            assert_eq!(header.frame_bytes(), 2 * samples, "{tags}");
+            assert_eq!(header.luma_bytes(), 30);
         }
     }
 
@@ -274,7 +336,12 @@ mod tests {
             width,
             height,
             chroma,
+            bits: Bits::Eight,
             frames_per_frame,
+        };
+        let ten = FrameGeometry {
+            bits: Bits::Ten,
+            ..frames(64, 48, Chroma::C420, 1)
         };
         let all = "YUV4MPEG2  W64 H48 F30000:1001 It A128:117 C420mpeg2 XYSCSS=420MPEG2 Xa";
         for (line, frames, expected) in [
@@ -290,6 +357,21 @@ mod tests {
                 "YUV4MPEG2 W64 H96 F30000:1001 It A0:0 Xa C444",
             ),
             (
+                all,
+                ten,
+                "YUV4MPEG2 W64 H48 F30000:1001 It A128:117 Xa C420p10 XYSCSS=420P10",
+            ),
+            (
+                "YUV4MPEG2 W64 H48 C420p10 XYSCSS=420P10",
+                ten,
+                "YUV4MPEG2 W64 H48 C420p10 XYSCSS=420P10",
+            ),
+            (
+                "YUV4MPEG2 W64 H48 C420p10 XYSCSS=420P10 Xa",
+                frames(64, 48, Chroma::C420, 1),
+                "YUV4MPEG2 W64 H48 Xa C420jpeg",
+            ),
+            (
                 "YUV4MPEG2 H48 W64 F4000000000:1",
                 frames(64, 48, Chroma::Mono, 3),
                 "YUV4MPEG2 W64 H48 F4000000000:1 Cmono",
@@ -298,8 +380,11 @@ mod tests {
             let made = Header::parse(line.as_bytes()).unwrap().of_frames(frames);
             let made = made.unwrap();
             assert_eq!(made.line(), expected.as_bytes());
-            assert_eq!((made.width(), made.height()), (frames.width, frames.height));
-            assert_eq!(made.chroma(), frames.chroma);
+            let once = FrameGeometry {
+                frames_per_frame: 1,
+                ..frames
+            };
+            assert_eq!(made.frames(), once);
         }
         let header = Header::parse(all.as_bytes()).unwrap();
         assert!(
@@ -353,7 +438,18 @@ mod tests {
 
     #[test]
     fn depth_alpha_and_other_subsampling_are_named() {
-        for tag in ["C420p10", "C422p16", "C444alpha", "C411", "Cmono16", "C"] {
+        for (tag, format) in [
+            ("C420p12", "yuv420p10le"),
+            ("C422p16", "yuv422p10le"),
+            ("C444p9", "yuv444p10le"),
+            ("Cmono16", "gray10le"),
+        ] {
+            let fault = Header::parse(format!("YUV4MPEG2 W2 H2 {tag}").as_bytes()).unwrap_err();
+            let text = fault.to_string();
+            let convert = format!("ffmpeg -i IN -pix_fmt {format} -strict -1 OUT.y4m");
+            assert!(text.contains(tag) && text.contains(&convert), "{text}");
+        }
+        for tag in ["C420p11", "C444alpha", "C411", "Cmono8", "C"] {
             let fault = Header::parse(format!("YUV4MPEG2 W2 H2 {tag}").as_bytes()).unwrap_err();
             let HeaderFault::Unsupported(what) = fault else {
                 panic!("{tag}: {fault:?}")

@@ -5,6 +5,8 @@
 //! rounded; a pixel is an integer, so rounding the noise or the sum is the same. Four samples cost one step of the
 //! generator.
 
+use pp_kernels::Bits;
+
 const QUANTILES: usize = 1 << 16;
 
 /// Noise of one standard deviation, ready to be added.
@@ -12,35 +14,50 @@ const QUANTILES: usize = 1 << 16;
 pub struct Noise {
     seed: u64,
     table: Vec<i16>,
+    bits: Bits,
 }
 
 impl Noise {
-    /// Makes noise with standard deviation `sigma`, in 8-bit sample values (0 to 255); negative and absurd ones are brought
-    /// into range.
-    pub fn new(sigma: f32, seed: u64) -> Self {
-        let sigma = f64::from(sigma).clamp(0.0, 1_000.0);
+    /// Makes noise for samples of so many bits, with standard deviation `sigma` in 8-bit sample values (0 to 255); negative
+    /// and absurd ones are brought into range.
+    pub fn new(sigma: f32, seed: u64, bits: Bits) -> Self {
+        let sigma = f64::from(sigma).clamp(0.0, 1_000.0) * f64::from(bits.scale());
         let table = normal_quantiles()
             .map(|z| (sigma * z).round() as i16)
             .collect();
-        Self { seed, table }
+        Self { seed, table, bits }
     }
 
-    /// Adds noise to all planes of frame `number` and clips to 0..=255.
+    /// Adds noise to all planes of frame `number` and clips to what a sample holds.
     pub fn add(&self, number: u64, frame: &mut [u8]) {
         let mut state = mix(self.seed ^ mix(number));
         let mut next = || {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
             mix(state)
         };
-        let noisy = |sample: u8, index: u64| {
+        let peak = self.bits.peak() as i16;
+        let noisy = |sample: i16, index: u64| {
             let noise = self.table[(index & 0xffff) as usize];
-            (i16::from(sample)).saturating_add(noise).clamp(0, 255) as u8
+            sample.saturating_add(noise).clamp(0, peak)
         };
-        for four in frame.chunks_mut(4) {
-            let mut bits = next();
-            for sample in four {
-                *sample = noisy(*sample, bits);
-                bits >>= 16;
+        match self.bits {
+            Bits::Eight => {
+                for four in frame.chunks_mut(4) {
+                    let mut bits = next();
+                    for sample in four {
+                        *sample = noisy((*sample).into(), bits) as u8;
+                        bits >>= 16;
+                    }
+                }
+            }
+            Bits::Ten => {
+                for four in frame.as_chunks_mut().0.chunks_mut(4) {
+                    let mut bits = next();
+                    for sample in four {
+                        *sample = noisy(i16::from_le_bytes(*sample), bits).to_le_bytes();
+                        bits >>= 16;
+                    }
+                }
             }
         }
     }
@@ -87,7 +104,7 @@ mod tests {
     #[test]
     fn noise_has_the_moments_of_a_gaussian() {
         let mut frame = vec![128; 1 << 20];
-        Noise::new(20.0, 1).add(0, &mut frame);
+        Noise::new(20.0, 1, Bits::Eight).add(0, &mut frame);
         let (mean, deviation, kurtosis) = moments(&frame, 128.0);
         // Four standard errors of each estimate over 2^20 samples.
         assert!(mean.abs() < 0.08, "{mean}");
@@ -96,8 +113,29 @@ mod tests {
     }
 
     #[test]
+    fn noise_of_10_bits_is_that_of_8_in_finer_steps() {
+        let (mut coarse, mut fine) = (vec![128; 1 << 16], [0, 2].repeat(1 << 16));
+        Noise::new(20.0, 1, Bits::Eight).add(5, &mut coarse);
+        Noise::new(20.0, 1, Bits::Ten).add(5, &mut fine);
+        let fine = fine.as_chunks().0.iter();
+        let fine = fine.map(|two| f32::from(u16::from_le_bytes(*two)) / 4.0);
+        let pairs = coarse.iter().zip(fine);
+        let apart = pairs.map(|(coarse, fine)| (f32::from(*coarse) - fine).abs());
+        // Each is rounded to its own step.
+        let apart: Vec<_> = apart.collect();
+        assert!(apart.iter().all(|apart| *apart <= 0.625), "{apart:?}");
+        assert!(apart.iter().any(|apart| *apart > 0.0));
+        let mut edges = [0, 0, 255, 3].repeat(1 << 10);
+        Noise::new(20.0, 9, Bits::Ten).add(0, &mut edges);
+        let edges = edges.as_chunks().0.iter();
+        let edges: Vec<_> = edges.map(|two| u16::from_le_bytes(*two)).collect();
+        assert!(edges.iter().all(|sample| *sample <= 1023));
+        assert!(edges.contains(&0) && edges.contains(&1023));
+    }
+
+    #[test]
     fn neighbours_and_frames_are_uncorrelated() {
-        let noise = Noise::new(20.0, 1);
+        let noise = Noise::new(20.0, 1, Bits::Eight);
         let (mut a, mut b) = (vec![128; 1 << 20], vec![128; 1 << 20]);
         noise.add(0, &mut a);
         noise.add(1, &mut b);
@@ -118,7 +156,7 @@ mod tests {
     fn the_same_seed_gives_the_same_frame_and_another_does_not() {
         let noisy = |seed, number| {
             let mut frame = vec![128; 1001];
-            Noise::new(20.0, seed).add(number, &mut frame);
+            Noise::new(20.0, seed, Bits::Eight).add(number, &mut frame);
             frame
         };
         assert_eq!(noisy(7, 3), noisy(7, 3));
@@ -141,9 +179,9 @@ mod tests {
         let mut frame = vec![0; 4096];
         frame[2048..].fill(255);
         let before = frame.clone();
-        Noise::new(0.0, 9).add(0, &mut frame);
+        Noise::new(0.0, 9, Bits::Eight).add(0, &mut frame);
         assert_eq!(frame, before);
-        Noise::new(20.0, 9).add(0, &mut frame);
+        Noise::new(20.0, 9, Bits::Eight).add(0, &mut frame);
         assert!(frame[..2048].iter().all(|&s| s < 128) && frame[2048..].iter().all(|&s| s > 127));
     }
 }

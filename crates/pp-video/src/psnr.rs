@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use pp_kernels::Bits;
+
 use super::header::Header;
 
 /// Squared differences of luma, summed. The result is the PSNR of the mean squared error over all samples added, not a
@@ -20,8 +22,12 @@ impl LumaPsnr {
             .chunks_exact(frame)
             .zip(decoded.chunks_exact(frame))
         {
-            self.squares += squares(&a[..luma], &b[..luma]);
-            self.samples += luma as u64;
+            let (a, b) = (&a[..luma], &b[..luma]);
+            self.squares += match header.bits() {
+                Bits::Eight => squares(a, b),
+                Bits::Ten => squares_of_two(a, b),
+            };
+            self.samples += (luma / header.bits().bytes()) as u64;
         }
     }
 
@@ -31,10 +37,12 @@ impl LumaPsnr {
         self.samples = self.samples.saturating_add(other.samples);
     }
 
-    /// Gives decibels against a peak of 255; infinite when all samples agree, none when nothing was added.
-    pub fn db(&self) -> Option<f64> {
+    /// Gives decibels against the largest sample of so many bits; infinite when all samples agree, none when nothing was
+    /// added.
+    pub fn db(&self, bits: Bits) -> Option<f64> {
+        let peak = f64::from(bits.peak());
         (self.samples > 0)
-            .then(|| 10.0 * (255.0 * 255.0 * self.samples as f64 / self.squares as f64).log10())
+            .then(|| 10.0 * (peak * peak * self.samples as f64 / self.squares as f64).log10())
     }
 }
 
@@ -51,6 +59,19 @@ fn squares(a: &[u8], b: &[u8]) -> u64 {
     a.chunks(1 << 15).zip(b.chunks(1 << 15)).map(run).sum()
 }
 
+/// The same of samples of two bytes, which have 10 bits.
+fn squares_of_two(a: &[u8], b: &[u8]) -> u64 {
+    // 4,096 squares of 1,023 fit 32 bits.
+    const RUN: usize = 2 << 12;
+    let run = |(a, b): (&[u8], &[u8])| -> u64 {
+        let pairs = a.as_chunks().0.iter().zip(b.as_chunks().0);
+        let apart = pairs.map(|(a, b)| u16::from_le_bytes(*a).abs_diff(u16::from_le_bytes(*b)));
+        let sum: u32 = apart.map(|apart| u32::from(apart).pow(2)).sum();
+        u64::from(sum)
+    };
+    a.chunks(RUN).zip(b.chunks(RUN)).map(run).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,13 +84,27 @@ mod tests {
         let db = |level: u8| {
             let mut psnr = LumaPsnr::default();
             psnr.add(&header, &black, &vec![level; black.len()]);
-            psnr.db().unwrap()
+            psnr.db(Bits::Eight).unwrap()
         };
         assert_eq!(db(255), 0.0);
         // 20 log10(255 / 16), by a pocket calculator.
         assert!((db(16) - 24.0485).abs() < 1e-4);
         assert_eq!(db(0), f64::INFINITY);
-        assert_eq!(LumaPsnr::default().db(), None);
+        assert_eq!(LumaPsnr::default().db(Bits::Eight), None);
+    }
+
+    #[test]
+    fn samples_of_10_bits_have_a_peak_of_1023() {
+        let header = Header::parse(b"YUV4MPEG2 W128 H65 C420p10").unwrap();
+        let frame = |sample: u16| sample.to_le_bytes().repeat(header.frame_bytes() / 2);
+        let db = |level| {
+            let mut psnr = LumaPsnr::default();
+            psnr.add(&header, &frame(0), &frame(level));
+            psnr.db(Bits::Ten).unwrap()
+        };
+        assert_eq!(db(1023), 0.0);
+        // 20 log10(1023 / 16), by a pocket calculator.
+        assert!((db(16) - 36.1151).abs() < 1e-4);
     }
 
     #[test]
@@ -83,6 +118,6 @@ mod tests {
         let mut psnr = LumaPsnr::default();
         psnr.add(&header, &reference, &decoded);
         // Mean squared error 0 and 100, so 50: 10 log10(65025 / 50).
-        assert!((psnr.db().unwrap() - 31.1411).abs() < 1e-4);
+        assert!((psnr.db(Bits::Eight).unwrap() - 31.1411).abs() < 1e-4);
     }
 }

@@ -4,6 +4,8 @@
 //! by far more than the frames before it did: a fast pan changes it steadily, and so raises its own bar. On real clips
 //! with noise up to sigma 40, cuts changed the grid by 34 and more, pans by 16 at most.
 
+use pp_kernels::Bits;
+
 use super::header::Header;
 
 const GRID: usize = 16;
@@ -12,7 +14,7 @@ const LEAST_CHANGE: f32 = 20.0;
 /// How many times the usual change a cut must show.
 const OVER_USUAL: f32 = 2.5;
 
-/// Mean luma of each cell of a picture.
+/// Mean luma of each cell of a picture, in 8-bit sample values.
 pub(crate) type Grid = [f32; GRID * GRID];
 
 /// Watches the luma of successive frames.
@@ -43,18 +45,31 @@ impl CutDetector {
 /// The grid of a frame.
 pub(crate) fn grid(header: &Header, frame: &[u8]) -> Grid {
     let (luma, width) = (&frame[..header.luma_bytes()], header.width() as usize);
-    let height = luma.len() / width;
+    let (height, sample) = (header.height() as usize, header.bits().bytes());
     let (mut sums, mut counts) = ([0u32; GRID * GRID], [0u32; GRID * GRID]);
     // Every other row says enough.
-    for (y, row) in luma.chunks_exact(width).enumerate().step_by(2) {
+    for (y, row) in luma.chunks_exact(width * sample).enumerate().step_by(2) {
         let cells = y * GRID / height * GRID;
         for column in 0..GRID {
-            let part = &row[column * width / GRID..(column + 1) * width / GRID];
-            sums[cells + column] += part.iter().map(|&s| u32::from(s)).sum::<u32>();
-            counts[cells + column] += part.len() as u32;
+            let place = |column: usize| column * width / GRID * sample;
+            let part = &row[place(column)..place(column + 1)];
+            sums[cells + column] += sum(part, header.bits());
+            counts[cells + column] += (part.len() / sample) as u32;
         }
     }
-    std::array::from_fn(|i| sums[i] as f32 / counts[i].max(1) as f32)
+    let scale = u32::from(header.bits().scale());
+    std::array::from_fn(|i| sums[i] as f32 / (counts[i].max(1) * scale) as f32)
+}
+
+/// The samples of a part of a row, added up.
+fn sum(part: &[u8], bits: Bits) -> u32 {
+    match bits {
+        Bits::Eight => part.iter().map(|&s| u32::from(s)).sum(),
+        Bits::Ten => {
+            let samples = part.as_chunks().0.iter();
+            samples.map(|two| u32::from(u16::from_le_bytes(*two))).sum()
+        }
+    }
 }
 
 #[cfg(test)]
@@ -98,7 +113,7 @@ mod tests {
 
     #[test]
     fn noise_hides_no_cut_and_makes_none() {
-        let noise = Noise::new(20.0, 5);
+        let noise = Noise::new(20.0, 5, Bits::Eight);
         let frames = (0..30).map(|k| {
             let mut frame = scene(k / 10, k as f32);
             noise.add(u64::from(k), &mut frame);
@@ -118,6 +133,17 @@ mod tests {
                 .collect()
         });
         assert!(cuts(fade).is_empty());
+    }
+
+    #[test]
+    fn the_grid_of_10_bits_is_that_of_8() {
+        let coarse = Header::new(WIDTH as u32, HEIGHT as u32, Chroma::Mono).unwrap();
+        let line = format!("YUV4MPEG2 W{WIDTH} H{HEIGHT} Cmono10");
+        let fine = Header::parse(line.as_bytes()).unwrap();
+        let frame = scene(0, 3.0);
+        let four_times = frame.iter().flat_map(|&s| (4 * u16::from(s)).to_le_bytes());
+        let four_times: Vec<u8> = four_times.collect();
+        assert_eq!(grid(&fine, &four_times), grid(&coarse, &frame));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::InputError;
 use super::error::{At, HeaderFault};
 use super::header::{Header, MAGIC, MAX_HEADER_BYTES};
 use pp_job::output::Patient;
+use pp_kernels::Bits;
 
 const FRAME: &[u8] = b"FRAME";
 /// The line in front of a frame without parameters.
@@ -48,16 +49,17 @@ pub struct PlainFrames {
     file: Arc<File>,
     /// Where the marker of the first frame begins.
     start: u64,
-    frame_bytes: usize,
+    header: Header,
 }
 
 impl PlainFrames {
     /// Bytes from one frame to the next.
     fn stride(&self) -> u64 {
-        (PLAIN.len() + self.frame_bytes) as u64
+        (PLAIN.len() + self.header.frame_bytes()) as u64
     }
 
-    /// Reads frame `number`; false where there is no such frame, it is cut off, or it or one before it has parameters.
+    /// Reads frame `number`; false where there is no such frame, it is cut off, it or one before it has parameters, or a sample
+    /// is too large.
     pub(crate) fn read(&self, number: u64, frame: &mut [u8]) -> bool {
         let at = self.start + number * self.stride();
         let mut marker = [0; PLAIN.len()];
@@ -67,6 +69,7 @@ impl PlainFrames {
                 .file
                 .read_exact_at(frame, at + PLAIN.len() as u64)
                 .is_ok()
+            && !has_too_large(&self.header, frame)
     }
 
     /// Says how many frames the file has room for; `None` where its length cannot be read.
@@ -122,7 +125,7 @@ impl Reader {
         Some(PlainFrames {
             file: Arc::clone(file),
             start: start + self.offset,
-            frame_bytes: self.header.frame_bytes(),
+            header: self.header.clone(),
         })
     }
 
@@ -214,6 +217,9 @@ impl Reader {
                 Err(e) => return Err(self.failed(e)),
             }
         }
+        if has_too_large(&self.header, frame) {
+            return Err(self.too_large(frame));
+        }
         self.frame += 1;
         Ok(true)
     }
@@ -280,10 +286,37 @@ impl Reader {
         }
     }
 
+    /// The first sample of the frame that was just read which the header's bits do not hold.
+    fn too_large(&self, frame: &[u8]) -> InputError {
+        let samples = frame.as_chunks().0.iter();
+        let mut samples = samples.map(|two| u16::from_le_bytes(*two)).enumerate();
+        let is_large = |(_, sample): &(usize, u16)| *sample > self.header.bits().peak();
+        let (index, sample) = samples.find(is_large).unwrap_or_default();
+        let mut at = self.at();
+        at.offset -= (frame.len() - 2 * index) as u64;
+        let (frames, mut rest, mut plane) = (self.header.frames(), index, 0);
+        loop {
+            let (width, height) = frames.plane_size(plane);
+            let (width, height) = (width as usize, height as usize);
+            if rest < width * height || plane == 2 {
+                let (x, y) = (rest % width.max(1), rest / width.max(1));
+                let place = format!("plane {plane}, column {x}, row {y}");
+                return InputError::TooLarge { at, sample, place };
+            }
+            (rest, plane) = (rest - width * height, plane + 1);
+        }
+    }
+
     fn failed(&self, source: io::Error) -> InputError {
         let at = self.at();
         InputError::Read { at, source }
     }
+}
+
+/// Whether a frame has a sample that the header's bits do not hold.
+fn has_too_large(header: &Header, frame: &[u8]) -> bool {
+    let any = |bits: u16, two: &[u8; 2]| bits | u16::from_le_bytes(*two);
+    header.bits() > Bits::Eight && frame.as_chunks().0.iter().fold(0, any) > header.bits().peak()
 }
 
 /// What a foreign file probably is, from its first bytes.

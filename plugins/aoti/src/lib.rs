@@ -20,7 +20,7 @@ use std::path::Path;
 use pp_kernels::denoise::cpu::Cpu;
 use pp_kernels::denoise::cuda::Ptx;
 use pp_kernels::{
-    Chroma, ChunkShape, Collectives, Description, Failure, FrameView, FrameViewMut, Kernels,
+    Bits, Chroma, ChunkShape, Collectives, Description, Failure, FrameView, FrameViewMut, Kernels,
     Layout, Payload, PayloadMut, Session, SessionConfig, Space, StageInfo, StageKind,
     VideoPlanParts,
 };
@@ -54,6 +54,7 @@ impl Kernels for Aoti {
             host: true,
             cuda: true,
             chroma: Chroma::ALL.into(),
+            bits: Bits::Eight,
             context_frames: 0,
             digest: 0x616f_7469_0000_0001,
             stages: vec![

@@ -10,9 +10,9 @@
 
 use half::bf16;
 use pp_kernels::{
-    Chroma, ChunkShape, Collectives, DType, Description, Failure, FrameView, FrameViewMut, Kernels,
-    Layout, Manifest, Payload, PayloadMut, Session, SessionConfig, Space, StageInfo, StageKind,
-    TensorSpec, VideoPlanParts, denoise::cpu, export::no_args,
+    Bits, Chroma, ChunkShape, Collectives, DType, Description, Failure, FrameView, FrameViewMut,
+    Kernels, Layout, Manifest, Payload, PayloadMut, Session, SessionConfig, Space, StageInfo,
+    StageKind, TensorSpec, VideoPlanParts, denoise::cpu, export::no_args,
 };
 
 /// The kernels of this plugin.
@@ -51,6 +51,7 @@ impl Kernels for Temporal {
             host: true,
             cuda: false,
             chroma: Chroma::ALL.into(),
+            bits: Bits::Eight,
             context_frames: 1,
             digest: 0x7465_6d70_0000_0001,
             stages: vec![
@@ -73,9 +74,7 @@ impl Kernels for Temporal {
         Ok(Stream {
             stage: stage.kind,
             config: *config,
-            samples: config
-                .chroma
-                .packed_frame_bytes(config.width, config.height),
+            samples: config.chroma.frame_samples(config.width, config.height),
             sigma: 0.0,
             sent: Vec::new(),
             cache: None,

@@ -411,7 +411,7 @@ impl Clip {
             .chunks
             .unwrap_or(24)
             .saturating_mul(args.frames_per_chunk.into());
-        let frame_bytes = Chroma::C420.packed_frame_bytes(width, height);
+        let frame_bytes = Chroma::C420.frame_samples(width, height);
         let bytes = frames.saturating_mul(frame_bytes as u64);
         if let Some(available) = available_bytes().filter(|available| bytes > available / 2) {
             return Err(Error::Usage(format!(

@@ -195,8 +195,8 @@ collectives!(OfGpu<'_>, range, range, 0, 1);
 mod tests {
     use pp_contract::Rank;
     use pp_kernels::{
-        Chroma, ChunkShape, FrameView, KernelSet, Payload, PayloadMut, SessionConfig, StageSession,
-        VideoPlanParts,
+        Chroma, ChunkShape, FrameGeometry, FrameView, KernelSet, Payload, PayloadMut,
+        SessionConfig, StageSession, VideoPlanParts,
     };
 
     use super::*;
@@ -217,7 +217,8 @@ mod tests {
     fn chunks() -> Vec<(VideoPlanParts, ChunkShape, Vec<u8>)> {
         let config = CONFIG();
         let first = VideoPlanParts::first(config.width, config.height, STEPS);
-        let size = (config.chroma).packed_frame_bytes(config.width, config.height);
+        let geometry = FrameGeometry::of(&config);
+        let size = geometry.frame_bytes();
         let mut source = open("encode", &config);
         let plans = [(first, 0), (first.following(2, true), 2)];
         let chunks = plans.map(|(plan, context_frames)| {
@@ -231,8 +232,9 @@ mod tests {
                 let sample = |at: usize| (at * at / 7 + frame * 5 + at / 40 * 3) % 251;
                 (0..size).map(|at| sample(at) as u8).collect()
             });
-            let view = |frame| FrameView::packed(frame, config.width, config.height, config.chroma);
-            let views = frames.each_ref().map(|frame| view(frame).unwrap());
+            let views = frames
+                .each_ref()
+                .map(|frame| FrameView::packed(frame, &geometry).unwrap());
             let tensors = source.layout(shape, 0).unwrap().outputs;
             let mut bytes = vec![0; tensors.payload_bytes() as usize];
             let mut payload = PayloadMut::new(&tensors, &mut bytes).unwrap();

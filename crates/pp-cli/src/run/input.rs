@@ -125,20 +125,22 @@ fn check_memory(
     header: &Header,
     name: &str,
 ) -> Result<(), Error> {
-    let frame = header.frame_bytes() as u64;
+    let sample = header.bits().bytes() as u64;
+    let samples = header.frame_bytes() as u64 / sample;
     let frames = u64::from(args.frames_per_chunk);
     let depth = u64::from(depth);
-    // Two bytes a sample in each slot between two stages; queues and chunks in flight of one byte a
-    // sample; and a few copies in four bytes for the kernels, on all ranks.
+    // Two bytes a sample in each slot between two stages; queues and chunks in flight as in the file;
+    // and a few copies in four bytes for the kernels, on all ranks.
     let edges = pipeline.stages().len() as u64 - 1;
-    let chunk = frame.saturating_mul(frames);
+    let chunk = samples.saturating_mul(frames);
     // With restarts a few chunks more are kept, and while one goes on there are the slots of two
     // generations.
     let slots = match args.restarts {
         0 => 2 * edges * depth,
         _ => 4 * edges * (depth + 1),
     };
-    let copies = slots + 2 * (QUEUE as u64 + depth) + 3 * io_threads() as u64 + 24;
+    let read = 2 * (QUEUE as u64 + depth) + 3 * io_threads() as u64;
+    let copies = slots + sample * read + 24;
     let wanted = chunk.saturating_mul(copies);
     let Some(available) = available_bytes().filter(|available| wanted > *available) else {
         return Ok(());

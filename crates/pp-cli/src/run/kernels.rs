@@ -18,23 +18,18 @@ use pp_video::buffer::{Buffer, FrameMemory};
 /// The ticket for digests of payloads where these kernels work.
 pub(super) type TicketOf<K> = <<K as Kernels>::Digester as Digester>::Ticket;
 
-/// Bytes of one frame, its planes back to back.
-pub(super) fn frame_bytes(of: FrameGeometry) -> usize {
-    of.chroma.packed_frame_bytes(of.width, of.height)
-}
-
 /// Whole frames, back to back.
 pub(super) fn views(of: FrameGeometry, frames: &[u8]) -> Vec<FrameView<'_>> {
-    let frames = frames.chunks_exact(frame_bytes(of));
-    let views = frames.map(|frame| FrameView::packed(frame, of.width, of.height, of.chroma));
+    let frames = frames.chunks_exact(of.frame_bytes());
+    let views = frames.map(|frame| FrameView::packed(frame, &of));
     let views: Option<_> = views.collect();
     views.expect("a chunk holds whole frames")
 }
 
 /// Whole frames, back to back, to be written.
 pub(super) fn views_mut(of: FrameGeometry, frames: &mut [u8]) -> Vec<FrameViewMut<'_>> {
-    let frames = frames.chunks_exact_mut(frame_bytes(of));
-    let views = frames.map(|frame| FrameViewMut::packed(frame, of.width, of.height, of.chroma));
+    let frames = frames.chunks_exact_mut(of.frame_bytes());
+    let views = frames.map(|frame| FrameViewMut::packed(frame, &of));
     let views: Option<_> = views.collect();
     views.expect("a chunk holds whole frames")
 }

@@ -53,7 +53,7 @@ use self::kernels::{Layouts, Opening, failed};
 use self::middle::VideoStage;
 pub use self::on_gpu::OnGpu;
 pub use self::on_host::OnHost;
-use self::open::{digest_of_kernels, slot_bytes};
+use self::open::{check_bits, digest_of_kernels, slot_bytes};
 use self::placement::steps;
 use self::report::Labels;
 pub use self::shape::Shape;
@@ -372,6 +372,7 @@ impl<'a> VideoJob<'a> {
         memory: &M,
     ) -> StageResult<M::Kernels> {
         let (args, spec, header) = (self.args, &self.pipeline.stages()[at], &shape.0);
+        check_bits(&spec.name, self.kernels[at].describe(), header)?;
         let (width, height) = (header.width(), header.height());
         let is_between = at > 0 && at + 1 < self.pipeline.stages().len();
         // Source and sink are light: the cores are those of the stages between.
@@ -387,6 +388,7 @@ impl<'a> VideoJob<'a> {
             member: member as u32,
             members: spec.ranks.len() as u32,
             laps: self.laps(at).into(),
+            bits: header.bits(),
             ..SessionConfig::host(width, height, header.chroma(), args.frames_per_chunk)
         };
         let choice = args.kernels.of(&spec.name);

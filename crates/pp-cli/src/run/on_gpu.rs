@@ -21,8 +21,7 @@ use pp_video::estimates;
 use super::digests::GpuDigester;
 use super::group::OfGpu;
 use super::kernels::{
-    Encoded, Frames, Generated, Kernels, Memory, Opening, failed, frame_bytes, internal, views,
-    views_mut,
+    Encoded, Frames, Generated, Kernels, Memory, Opening, failed, internal, views, views_mut,
 };
 
 fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
@@ -123,7 +122,7 @@ impl Memory for OnGpu {
             digester,
             timed,
             results,
-            chunk_bytes: frame_bytes(frames) * most,
+            chunk_bytes: frames.frame_bytes() * most,
             noises,
         })
     }

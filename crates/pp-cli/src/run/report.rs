@@ -171,7 +171,7 @@ pub(super) fn publish<E: Kernels>(
     let chunks = recorder.totals().chunks;
     let restarts = &finished.summary.restarts;
     let measures = Measures::of(recorder, default_warm_up(chunks), restarts);
-    let quality = source.quality.as_ref();
+    let (quality, bits) = (source.quality.as_ref(), source.header.bits());
     let noise = Some(&source.noise).filter(|noise| **noise != Estimates::default());
     let about = About {
         job,
@@ -179,8 +179,8 @@ pub(super) fn publish<E: Kernels>(
         finished,
         noise: noise.filter(|_| args.strength == Strength::Auto),
         recoveries: restarts.iter().map(Recovery::of).collect(),
-        psnr_before: psnr(quality.and_then(|q| q.before.db())),
-        psnr_after: psnr(quality.and_then(|q| q.after.db())),
+        psnr_before: psnr(quality.and_then(|q| q.before.db(bits))),
+        psnr_after: psnr(quality.and_then(|q| q.after.db(bits))),
     };
     let view = View {
         title: format!(

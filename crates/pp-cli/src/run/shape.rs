@@ -65,7 +65,7 @@ mod tests {
             ("W352", "W0"),
             ("H289", "H20000"),
             ("W352", "W15"),
-            ("C420jpeg", "C420p10"),
+            ("C420jpeg", "C420p12"),
             ("YUV4", "YUV5"),
         ] {
             assert!(text.contains(from));

@@ -13,7 +13,7 @@ use pp_video::y4m::Params;
 use pp_video::{QUEUE, io_threads};
 
 use super::clean::CleanFrames;
-use super::kernels::{Frames, Kernels, Layouts, TicketOf, frame_bytes};
+use super::kernels::{Frames, Kernels, Layouts, TicketOf};
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::shape::Shape;
@@ -60,15 +60,17 @@ pub struct VideoSink<D: Kernels> {
 fn cannot_compare(shape: &Shape, frames: FrameGeometry) -> StageError {
     let header = &shape.0;
     let detail = format!(
-        "--add-noise compares the output with the input, and these kernels give {} frames of {}x{} {:?} for each of {}x{} \
-         {:?}; leave --add-noise out",
+        "--add-noise compares the output with the input, and these kernels give {} frames of {}x{} {:?} and {} bits for each \
+         of {}x{} {:?} and {}; leave --add-noise out",
         frames.frames_per_frame,
         frames.width,
         frames.height,
         frames.chroma,
+        frames.bits as u32,
         header.width(),
         header.height(),
-        header.chroma()
+        header.chroma(),
+        header.bits() as u32
     );
     StageError::new(FaultKind::BadInput, "open kernels", detail)
 }
@@ -137,7 +139,7 @@ impl<D: Kernels> VideoSink<D> {
         let per_frame = u64::from(self.made.frames_per_frame);
         let before = self.skip.saturating_sub(first).saturating_mul(per_frame) as usize;
         let all = frames.len();
-        let bytes = before.saturating_mul(frame_bytes(self.made)).min(all);
+        let bytes = before.saturating_mul(self.made.frame_bytes()).min(all);
         if bytes > 0 {
             frames.copy_within(bytes.., 0);
             frames.resize(all - bytes);
@@ -174,7 +176,7 @@ impl<D: Kernels> VideoSink<D> {
             true => taking.skipped.saturating_mul(per_frame),
             false => 0,
         };
-        let made = (frames.bytes.len() / frame_bytes(self.made)) as u64;
+        let made = (frames.bytes.len() / self.made.frame_bytes()) as u64;
         let note = ToSource {
             made: Made {
                 width: self.made.width,
@@ -186,7 +188,7 @@ impl<D: Kernels> VideoSink<D> {
         };
         if let Some(viewer) = &self.viewer
             && viewer.wants(Thumb::After)
-            && let Some(frame) = frames.bytes.get(..frame_bytes(self.made))
+            && let Some(frame) = frames.bytes.get(..self.made.frame_bytes())
         {
             let size = (self.made.width, self.made.height);
             viewer.set_thumbnail(Thumb::After, thumbnail(size, self.made.chroma, frame));
@@ -234,7 +236,7 @@ impl<D: Kernels> Sink<D::Rx> for VideoSink<D> {
         let output = self.output.as_ref();
         let idle = self.idle.pop();
         let mut frames = idle.unwrap_or_else(|| output.map(Output::buffer).unwrap_or_default());
-        frames.resize(said.frames as usize * per_frame * frame_bytes(self.made));
+        frames.resize(said.frames as usize * per_frame * self.made.frame_bytes());
         let tensors = message.tensors().unsealed();
         let came = (&chunk, said.frames, &tensors);
         (self.layouts).of_chunk(&mut self.decoder, &self.verifier, came, self.name)?;

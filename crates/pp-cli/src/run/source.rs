@@ -121,7 +121,9 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
             frames_per_chunk: args.frames_per_chunk as usize,
             chunks: args.chunks,
             skip: settings.skip,
-            noise: args.add_noise.map(|sigma| Noise::new(sigma, args.seed)),
+            noise: args
+                .add_noise
+                .map(|sigma| Noise::new(sigma, args.seed, header.bits())),
             scene_cuts: args.cuts != CutChoice::Off,
             queue: QUEUE,
             threads: io_threads(),

@@ -30,9 +30,9 @@ fn malformed_inputs_are_refused_with_their_fault() {
         ),
         ("noise", vec![0xA7; 5000], &["not a Y4M file"]),
         (
-            "ten bits",
-            with_header("YUV4MPEG2 W32 H16 F25:1 C420p10\n"),
-            &["420p10", "ffmpeg"],
+            "twelve bits",
+            with_header("YUV4MPEG2 W32 H16 F25:1 C420p12\n"),
+            &["420p12", "ffmpeg -i IN -pix_fmt yuv420p10le -strict -1"],
         ),
         (
             "mixed fields",

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use pp_testing::{assert_has, process::run, read_json, video, words};
 
+use crate::build::median;
 use crate::common::{assert_keys_are_documented, files, folder, pp, run_args};
 
 #[test]
@@ -92,6 +93,55 @@ fn every_placement_gives_the_same_clip_and_the_same_psnr() {
             expected.1
         );
     }
+}
+
+/// The CPU kernels take 10 bits a sample, a plugin of 8 bits does not.
+#[test]
+fn clips_of_10_bits_come_out_in_10_bits() {
+    let clip = video(50, 35, "420p10", 9);
+    let (folder, input, output) = files("ten_bits", &clip);
+    let report = folder.file("report.json");
+    let of = |more: &str| {
+        let more = format!("--frames-per-chunk 2 {more}");
+        run(&mut pp(&run_args(&input, &output, &words(&more))), None)
+    };
+    for pipeline in words("encode@0,phase_b@0,decode@0 encode@0,phase_b@1,decode@2") {
+        of(&format!("--denoise-steps 0 --pipeline {pipeline}")).succeeded();
+        let same = std::fs::read(&output).unwrap() == clip;
+        assert!(same, "{pipeline}: zero steps is the identity");
+    }
+    let mut expected = None;
+    for more in [
+        "encode@0,phase_b@0,decode@0 --recompute",
+        "encode@0,phase_b@1+2,phase_b@0,decode@1",
+    ] {
+        let text = format!(
+            "--add-noise 10 --report {} --pipeline {more}",
+            report.display()
+        );
+        of(&text).succeeded();
+        let run = &read_json(&report)["run"];
+        let db = |key: &str| run[key].as_f64().unwrap();
+        // The noise is that of 8 bits: 20 log10(255 / 10).
+        assert!((db("psnr_before_db") - 28.13).abs() < 0.5, "{run}");
+        assert!(db("psnr_after_db") > db("psnr_before_db"), "{run}");
+        let sigma = run["noise_sigma_estimated"]["first"][0].as_f64().unwrap();
+        assert!((8.0..16.0).contains(&sigma), "{run}");
+        let made = std::fs::read(&output).unwrap();
+        assert_eq!(made.len(), clip.len());
+        assert!(
+            made == *expected.get_or_insert_with(|| made.clone()),
+            "{more}"
+        );
+    }
+    let plugin = format!("--kernels phase_b={}", median().display());
+    let words = [
+        "the clip has 10 bits a sample, and the kernels 'median' of phase_b take 8; make one of 8: \
+         ffmpeg -i IN -pix_fmt yuv420p OUT.y4m",
+    ];
+    std::fs::remove_file(&output).unwrap();
+    of(&plugin).failed(3, &words);
+    assert!(!output.exists());
 }
 
 #[test]

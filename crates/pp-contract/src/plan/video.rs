@@ -133,7 +133,7 @@ impl VideoPlanParts {
 /// `encode` makes `latents_in` bf16, `conditioning_embeds` bf16, `denoising_step_list` i64 of length
 /// `num_denoise_steps`, and `context_frames` bf16 exactly when `do_kv_recompute`. A part of `phase_b` that is not the
 /// last hands the same on, and behind the others its `guide`, f32 or bf16; so does the last part in all laps but the last
-/// one. Then it makes `latents_out` bf16.
+/// one. Then it makes `latents_out` bf16. Frames whose samples have 10 bits are f16 in place of bf16.
 ///
 /// Every stage between source and sink runs its share of the passes, and rebuilds its cache once a lap with
 /// `do_kv_recompute`: each is a call. The sink makes one call.
@@ -239,7 +239,9 @@ impl Plan for VideoPlan {
     ) -> Result<(), PlanError> {
         let is_last = is_last_lap && stage.part + 1 == stage.parts;
         match &*stage.name {
-            PHASE_B if is_last => tensors.expect_tensors(&[("latents_out", DType::Bf16)]),
+            PHASE_B if is_last => {
+                tensors.expect_tensors(&[("latents_out", latents(tensors, "latents_out"))])
+            }
             PHASE_B => self.check_between(tensors, true),
             ENCODE => self.check_between(tensors, false),
             // A stage of a plugin names its tensors as it likes, and checks what it gets.
@@ -256,15 +258,24 @@ impl VideoPlan {
             Some((_, spec)) if spec.dtype() == DType::Bf16 => DType::Bf16,
             _ => DType::F32,
         };
+        let frames = latents(tensors, "latents_in");
         let wanted = [
-            Some(("latents_in", DType::Bf16)),
+            Some(("latents_in", frames)),
             Some(("conditioning_embeds", DType::Bf16)),
             Some(("denoising_step_list", DType::I64)),
-            (self.0.do_kv_recompute).then_some(("context_frames", DType::Bf16)),
+            (self.0.do_kv_recompute).then_some(("context_frames", frames)),
             has_guide.then_some(("guide", guide)),
         ];
         tensors.expect_each(wanted.into_iter().flatten())?;
         tensors.expect_shape("denoising_step_list", &[self.0.num_denoise_steps.into()])
+    }
+}
+
+/// The type of frames: f16 holds samples of 10 bits, bf16 those of 8.
+fn latents(tensors: &Manifest, name: &str) -> DType {
+    match tensors.get(name) {
+        Some((_, spec)) if spec.dtype() == DType::F16 => DType::F16,
+        _ => DType::Bf16,
     }
 }
 

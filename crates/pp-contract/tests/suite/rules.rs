@@ -270,6 +270,12 @@ fn tensors_other_than_the_planned_ones_are_refused() {
     refused(&[all[1], all[0], all[2], all[3]]);
     let f16 = tensor("latents_in", DType::F16, &[4, 1584, 192]);
     refused(&[f16, all[1], all[2], all[3]]);
+    // Samples of 10 bits are f16, those of the context, too.
+    let context = *all[3].shape();
+    let context = tensor("context_frames", DType::F16, context.dims());
+    let ten_bits = Manifest::new(&[f16, all[1], all[2], context]).unwrap();
+    assert!(Message::new(plan(), source, ten_bits).is_ok());
+    refused(&[all[0], all[1], all[2], context]);
     let extra = tensor("extra", DType::Bf16, &[1]);
     refused(&[all[0], all[1], all[2], all[3], extra]);
     let short = tensor("denoising_step_list", DType::I64, &[3]);
@@ -292,6 +298,11 @@ fn tensors_other_than_the_planned_ones_are_refused() {
         (guided(DType::F16), false, false),
         (inputs(), false, false),
         (outputs(), false, true),
+        (
+            Manifest::single("latents_out", DType::F16, &[4]).unwrap(),
+            false,
+            true,
+        ),
         (
             Manifest::single("latents_out", DType::F32, &[4]).unwrap(),
             false,

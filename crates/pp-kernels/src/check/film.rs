@@ -7,7 +7,7 @@ use super::group::members;
 use super::outcome::{Outcome, fail};
 use super::session::CheckedSession;
 use super::subject::{Setup, Subject};
-use crate::config::{ChunkShape, Layout, SessionConfig};
+use crate::config::{Bits, ChunkShape, Layout, SessionConfig};
 use crate::stage::StageKind;
 
 /// A chunk of a script.
@@ -115,16 +115,23 @@ pub(super) fn plan(config: &SessionConfig, steps: u32, at: u64) -> VideoPlanPart
 /// Draws frames that look a little like pictures: gradients, an edge, a texture, and noise.
 pub(super) fn pictures(config: &SessionConfig, first: u64, count: u32) -> Vec<Vec<u8>> {
     let (width, height) = (config.width as usize, config.height as usize);
-    let bytes = (config.chroma).packed_frame_bytes(config.width, config.height);
+    let samples = (config.chroma).frame_samples(config.width, config.height);
     let picture = |frame: u64| {
         let sample = |at: usize| {
             let (x, y) = (at % width + frame as usize, at / width % height);
             let edge = if x > width / 2 { 60 } else { 0 };
             ((x * 3 + y * 2) % 120 + edge + (x / 3 + y / 5) % 2 * 20) as u8
         };
-        let mut samples: Vec<u8> = (0..bytes).map(sample).collect();
+        let mut samples: Vec<u8> = (0..samples).map(sample).collect();
         crate::denoise::cpu::add_gaussian(&mut samples, 8.0, 1, frame, 0);
-        samples
+        let finer = |(at, sample): (usize, u8)| u16::from(sample) * 4 + at as u16 % 4;
+        match config.bits {
+            Bits::Eight => samples,
+            Bits::Ten => {
+                let samples = samples.into_iter().enumerate().map(finer);
+                samples.flat_map(u16::to_le_bytes).collect()
+            }
+        }
     };
     (first..first + u64::from(count)).map(picture).collect()
 }

@@ -22,7 +22,7 @@ use crate::stage::FrameGeometry;
 
 /// Guard bytes in front of each payload and plane, and behind the last.
 const GUARD: usize = 16 << 10;
-/// Bytes between two rows of a plane.
+/// Room between two rows of a plane, in samples.
 const PAD: usize = 13;
 /// A multiple of the page size of every Linux.
 const PAGES: usize = 64 << 10;
@@ -95,11 +95,12 @@ impl Guarded {
         fill: u8,
     ) -> Outcome<Guarded> {
         let (mut regions, mut end) = (Vec::new(), 0);
-        let planes = geometry.chroma.planes();
+        let (planes, sample) = (geometry.chroma.planes(), geometry.bits.bytes());
         for at in 0..count * planes {
             let (width, height) = geometry.plane_size(at % planes);
-            let starts = (0..height as usize).map(|y| end + GUARD + y * (width as usize + PAD));
-            let rows: Vec<_> = starts.map(|start| start..start + width as usize).collect();
+            let bytes = width as usize * sample;
+            let starts = (0..height as usize).map(|y| end + GUARD + y * (bytes + PAD * sample));
+            let rows: Vec<_> = starts.map(|start| start..start + bytes).collect();
             end = rows[rows.len() - 1].end;
             let name = format!("plane {} of frame {}", at % planes, at / planes);
             regions.push(Region { name, rows });
@@ -248,10 +249,8 @@ fn frames<D: Default + Deref<Target = [u8]>>(
     geometry: &FrameGeometry,
     mut split_off: impl FnMut(usize) -> Option<D>,
 ) -> Vec<Frame<Plane<D>>> {
-    let (width, height, chroma) = (geometry.width, geometry.height, geometry.chroma);
     let mut take = |bytes| split_off(GUARD).and_then(|_| split_off(bytes));
-    let frames =
-        (0..planes / chroma.planes()).map(|_| spread(&mut take, PAD, width, height, chroma));
+    let frames = (0..planes / geometry.chroma.planes()).map(|_| spread(&mut take, PAD, geometry));
     frames.flatten().collect()
 }
 

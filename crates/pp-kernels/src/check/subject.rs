@@ -6,7 +6,7 @@ use pp_device::{CudaError, Stream};
 
 use super::outcome::{Outcome, Why, fail};
 use super::session::{CheckedSession, Hears};
-use crate::config::{Chroma, SessionConfig, Space};
+use crate::config::{Bits, Chroma, SessionConfig, Space};
 use crate::cuda::borrow;
 use crate::error::Status;
 use crate::plugin::KernelSet;
@@ -39,6 +39,8 @@ pub struct Subject<'a> {
     /// The user's.
     pub(super) args: &'a [(String, String)],
     size: Option<(u32, u32)>,
+    /// Of a sample of the sessions.
+    pub(super) bits: Cell<Bits>,
     /// Width, height and chroma format of the sessions, once they are known.
     found: Cell<Option<(u32, u32, Chroma)>>,
     hears: Hears<'a>,
@@ -55,6 +57,7 @@ impl<'a> Subject<'a> {
             stream: None,
             args: &[],
             size: None,
+            bits: Cell::default(),
             found: Cell::default(),
             hears: None,
             skipped: RefCell::default(),
@@ -169,7 +172,7 @@ impl<'a> Subject<'a> {
 
     pub(super) fn setup_of(&self, width: u32, height: u32, chroma: Chroma) -> Setup<'static> {
         let mut config = SessionConfig::host(width, height, chroma, MOST_FRAMES);
-        config.threads = 2;
+        (config.threads, config.bits) = (2, self.bits.get());
         Setup {
             config,
             sharing: None,

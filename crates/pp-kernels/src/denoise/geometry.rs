@@ -85,7 +85,7 @@ impl Geometry {
         Geometry::new(config.width, config.height, config.chroma)
     }
 
-    /// Bytes of one frame as bf16 tokens.
+    /// Bytes of one frame as tokens of two bytes a sample.
     #[must_use]
     pub fn frame_bytes(&self) -> usize {
         self.tokens * TOKEN * 2

@@ -7,7 +7,7 @@ use pp_contract::{DType, Manifest, TensorSpec};
 
 use super::passes::Share;
 use super::rows::{Move, RowShares};
-use super::tensors::{between, latents_dims, result};
+use super::tensors::{Types, between, latents_dims, result};
 use crate::config::ChunkShape;
 use crate::error::Failure;
 
@@ -25,14 +25,13 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    /// Those of a call; `guide` is the type of a guide's samples.
+    /// Those of a call.
     pub(crate) fn new(
         cut: &RowShares,
         (shape, share): (ChunkShape, &Share),
-        guide: DType,
+        types: Types,
     ) -> Result<Messages, Failure> {
-        let (name, dtype) = result(share, guide);
-        let given = share.has_guide().then_some(guide);
+        let (name, dtype) = result(share, types);
         let mut messages = Messages {
             parts: vec![0],
             results: vec![0],
@@ -43,7 +42,7 @@ impl Messages {
         for (_, rows) in cut.followers() {
             let dims = latents_dims(&rows.geometry, shape.frames);
             let made = Manifest::new(&[TensorSpec::new(name, dtype, &dims)?])?;
-            let part = between(&rows.geometry, shape, given)?;
+            let part = between(&rows.geometry, shape, types, share.has_guide())?;
             messages.parts.push(part.payload_bytes());
             messages.results.push(made.payload_bytes());
             messages.lists.push([part, made]);

@@ -4,7 +4,7 @@
 //! eighth larger, or a floor of 1.05 to 1.15, changes it by less than 0.15 dB. A floor below 1 costs 0.7 dB, because
 //! equal patches then lose weight for their noise.
 
-use crate::config::Chroma;
+use crate::config::{Bits, Chroma};
 use crate::error::Failure;
 use crate::stage::{Description, StageInfo, StageKind};
 
@@ -58,6 +58,8 @@ pub(crate) fn description(name: &str, on_device: bool, digest: u64) -> Descripti
         host: !on_device,
         cuda: on_device,
         chroma: Chroma::ALL.into(),
+        // What the CUDA kernels attend to has the 8 bits of bf16.
+        bits: if on_device { Bits::Eight } else { Bits::Ten },
         context_frames: CONTEXT_FRAMES as u32,
         digest,
         stages: vec![

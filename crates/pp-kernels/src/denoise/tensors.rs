@@ -5,9 +5,24 @@ use pp_contract::{DType, Manifest, TensorSpec, VideoPlanParts};
 use super::geometry::{Geometry, TOKEN};
 use super::passes::Share;
 use super::settings::CONTEXT_FRAMES;
-use crate::config::{ChunkShape, Layout, SessionConfig};
+use crate::config::{Bits, ChunkShape, Layout, SessionConfig};
 use crate::error::Failure;
 use crate::stage::StageKind;
+
+/// The type of the tokens of frames, which holds every sample of so many bits, as a multiple of a step of 8 bits.
+pub(crate) fn latents(bits: Bits) -> DType {
+    match bits {
+        Bits::Eight => DType::Bf16,
+        Bits::Ten => DType::F16,
+    }
+}
+
+/// The types of what goes from part to part.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Types {
+    pub(crate) latents: DType,
+    pub(crate) guide: DType,
+}
 
 /// Shape of the tokens of so many frames.
 pub(crate) fn latents_dims(geometry: &Geometry, frames: u32) -> [u64; 3] {
@@ -22,12 +37,12 @@ pub(crate) const HANDED_ON: [&str; 4] = [
     "context_frames",
 ];
 
-/// What a part gets, and but for the guide what every part hands on; `guide` is the type of a guide's samples, where
-/// there is one.
+/// What a part gets, and but for the guide, where there is one, what every part hands on.
 pub(crate) fn between(
     geometry: &Geometry,
     shape: ChunkShape,
-    guide: Option<DType>,
+    types: Types,
+    has_guide: bool,
 ) -> Result<Manifest, Failure> {
     let tokens = |name, dtype, frames| {
         let dims = latents_dims(geometry, frames);
@@ -35,24 +50,28 @@ pub(crate) fn between(
     };
     let planes = geometry.planes.len() as u64;
     let mut tensors = vec![
-        tokens("latents_in", DType::Bf16, shape.frames)?,
+        tokens("latents_in", types.latents, shape.frames)?,
         TensorSpec::new("conditioning_embeds", DType::Bf16, &[planes])?,
         TensorSpec::new("denoising_step_list", DType::I64, &[shape.steps.into()])?,
     ];
     if shape.context_frames > 0 {
-        tensors.push(tokens("context_frames", DType::Bf16, shape.context_frames)?);
+        tensors.push(tokens(
+            "context_frames",
+            types.latents,
+            shape.context_frames,
+        )?);
     }
-    if let Some(guide) = guide {
-        tensors.push(tokens("guide", guide, shape.frames)?);
+    if has_guide {
+        tensors.push(tokens("guide", types.guide, shape.frames)?);
     }
     Ok(Manifest::new(&tensors)?)
 }
 
 /// What the passes of a share leave: its name and type.
-pub(crate) fn result(share: &Share, guide: DType) -> (&'static str, DType) {
+pub(crate) fn result(share: &Share, types: Types) -> (&'static str, DType) {
     match share.ends() {
-        true => ("latents_out", DType::Bf16),
-        false => ("guide", guide),
+        true => ("latents_out", types.latents),
+        false => ("guide", types.guide),
     }
 }
 
@@ -69,21 +88,25 @@ pub(crate) fn layout(
             shape.context_frames
         )));
     }
+    let types = Types {
+        latents: latents(config.bits),
+        guide,
+    };
     let made = || -> Result<Manifest, Failure> {
         let dims = latents_dims(geometry, shape.frames);
-        let latents = TensorSpec::new("latents_out", DType::Bf16, &dims)?;
+        let latents = TensorSpec::new("latents_out", types.latents, &dims)?;
         Ok(Manifest::new(&[latents])?)
     };
     let (inputs, outputs) = match kind {
-        StageKind::Source => (Manifest::empty(), between(geometry, shape, None)?),
+        StageKind::Source => (Manifest::empty(), between(geometry, shape, types, false)?),
         StageKind::Middle => {
             let share = Share::of(config, shape.steps, lap)?;
             let outputs = match share.ends() {
                 true => made(),
-                false => between(geometry, shape, Some(guide)),
+                false => between(geometry, shape, types, true),
             };
-            let guide = share.has_guide().then_some(guide);
-            (between(geometry, shape, guide)?, outputs?)
+            let inputs = between(geometry, shape, types, share.has_guide())?;
+            (inputs, outputs?)
         }
         StageKind::Sink => (made()?, Manifest::empty()),
     };

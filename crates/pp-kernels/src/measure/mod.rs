@@ -14,6 +14,7 @@ use crate::config::{Chroma, SessionConfig};
 use crate::cuda::{Clock, Pinned, borrow, fill_with_noise};
 use crate::error::{Failure, KernelError, Status};
 use crate::frame::{FrameView, FrameViewMut};
+use crate::stage::FrameGeometry;
 use crate::synthetic::{Kind, Rate, Work};
 
 /// Runs in front of those that count.
@@ -109,8 +110,12 @@ impl Case {
         }
     }
 
+    fn geometry(&self) -> FrameGeometry {
+        FrameGeometry::of(&self.config(0, 0))
+    }
+
     fn frame_bytes(&self) -> usize {
-        self.chroma.packed_frame_bytes(self.width, self.height)
+        self.geometry().frame_bytes()
     }
 
     /// Samples of a chunk.
@@ -121,14 +126,14 @@ impl Case {
     fn views<'a>(&self, samples: &'a [u8]) -> Vec<FrameView<'a>> {
         let frames = samples.chunks_exact(self.frame_bytes());
         frames
-            .filter_map(|frame| FrameView::packed(frame, self.width, self.height, self.chroma))
+            .filter_map(|frame| FrameView::packed(frame, &self.geometry()))
             .collect()
     }
 
     fn views_mut<'a>(&self, samples: &'a mut [u8]) -> Vec<FrameViewMut<'a>> {
         let frames = samples.chunks_exact_mut(self.frame_bytes());
         frames
-            .filter_map(|frame| FrameViewMut::packed(frame, self.width, self.height, self.chroma))
+            .filter_map(|frame| FrameViewMut::packed(frame, &self.geometry()))
             .collect()
     }
 }

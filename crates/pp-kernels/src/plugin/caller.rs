@@ -77,6 +77,8 @@ impl Caller {
             stage_capacity: abi::MAX_STAGES as u32,
             stage_count: 0,
             stages: stages.as_mut_ptr(),
+            bits: 0,
+            reserved: 0,
         };
         // SAFETY: the table was checked; the structs and the array live across the call and carry their sizes.
         self.call("describe", |error| unsafe { describe(&raw mut raw, error) })?;

@@ -13,7 +13,7 @@ use pp_contract::{Manifest, VideoPlan, VideoPlanParts};
 use pp_device::Stream;
 
 use crate::abi::{self, OpaqueSession};
-use crate::config::{ChunkShape, Layout, SessionConfig, Space};
+use crate::config::{Bits, ChunkShape, Layout, SessionConfig, Space};
 use crate::convert::{self, RawTensors, raw_plan};
 use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut, Plane};
@@ -97,6 +97,22 @@ fn check_share(stage: &StageInfo, config: &SessionConfig) -> Result<(), KernelEr
     }
 }
 
+/// Refuses frames of more bits a sample than the kernels take.
+fn check_bits(takes: Bits, config: &SessionConfig) -> Result<(), KernelError> {
+    if config.bits <= takes {
+        return Ok(());
+    }
+    let (has, takes, format) = (
+        config.bits as u32,
+        takes as u32,
+        takes.ffmpeg_name(config.chroma),
+    );
+    let reason = format!(
+        "these kernels take {takes} bits a sample, the frames have {has}; make them {takes}: ffmpeg -i IN -pix_fmt {format} OUT.y4m"
+    );
+    Err(bad_call("create", reason))
+}
+
 impl RawSession {
     /// Makes the session for the stage of this number.
     ///
@@ -106,13 +122,14 @@ impl RawSession {
     pub(super) unsafe fn open(
         caller: Caller,
         (number, stage): (u32, &StageInfo),
-        config: &SessionConfig,
+        (takes, config): (Bits, &SessionConfig),
         args: &[(String, String)],
     ) -> Result<Self, KernelError> {
         config
             .validate()
             .map_err(|failure| bad_call("create", failure.message))?;
         check_share(stage, config)?;
+        check_bits(takes, config)?;
         let texts = raw_args(args)?;
         let pairs: Vec<abi::PpArg> = (texts.iter())
             .map(|(key, value)| abi::PpArg {
@@ -251,7 +268,7 @@ impl RawSession {
         let planes = |frame: &FrameView<'_>| {
             std::array::from_fn(|index| {
                 let plane = frame.plane(index);
-                raw_plane(&plane, plane.as_ptr().cast_mut())
+                (raw_plane(&plane, plane.as_ptr().cast_mut()), plane.bits())
             })
         };
         self.take_frames(frames.iter().map(planes))?;
@@ -341,7 +358,7 @@ impl RawSession {
             std::array::from_fn(|index| {
                 let plane = frame.plane_mut(index);
                 let data = plane.as_mut_ptr();
-                raw_plane(plane, data)
+                (raw_plane(plane, data), plane.bits())
             })
         };
         self.take_frames(frames.iter_mut().map(planes))?;
@@ -467,28 +484,33 @@ impl RawSession {
     /// Checks the frames of a call, and takes them up.
     fn take_frames(
         &mut self,
-        frames: impl ExactSizeIterator<Item = [abi::PpPlane; 3]>,
+        frames: impl ExactSizeIterator<Item = [(abi::PpPlane, Bits); 3]>,
     ) -> Result<(), KernelError> {
         let (count, most) = (frames.len(), self.most_frames());
         if count == 0 || count > most {
             return Err(bad_call(&self.stage.name, too_many(count, most)));
         }
         self.frames.clear();
-        self.frames
-            .extend(frames.map(|planes| abi::PpFrame { planes }));
-        for (number, frame) in self.frames.iter().enumerate() {
-            for (index, plane) in frame.planes.iter().enumerate() {
+        for (number, planes) in frames.enumerate() {
+            for (index, (plane, bits)) in planes.iter().enumerate() {
                 let must = self.geometry.plane_size(index);
-                if (plane.width, plane.height) != must {
-                    return Err(bad_call(
-                        &self.stage.name,
-                        format!(
-                            "plane {index} of frame {number} is {}x{}, must be {}x{}",
-                            plane.width, plane.height, must.0, must.1
-                        ),
-                    ));
-                }
+                let of = self.geometry.bits;
+                let what = if (plane.width, plane.height) != must {
+                    format!(
+                        "is {}x{}, must be {}x{}",
+                        plane.width, plane.height, must.0, must.1
+                    )
+                } else if plane.height > 0 && *bits != of {
+                    let (has, must) = (*bits as u32, of as u32);
+                    format!("has {has} bits a sample, must have {must}")
+                } else {
+                    continue;
+                };
+                let reason = format!("plane {index} of frame {number} {what}");
+                return Err(bad_call(&self.stage.name, reason));
             }
+            let planes = planes.map(|(plane, _)| plane);
+            self.frames.push(abi::PpFrame { planes });
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! What must hold, one function each; every one panics when it does not.
 
 use pp_kernels::check::{CHECKS, Subject};
-use pp_kernels::{Chroma, ChunkShape, VideoPlanParts};
+use pp_kernels::{Bits, Chroma, ChunkShape, VideoPlanParts};
 
 use crate::device::{Gpu, Kernels, Pad, Session, kernels};
 use crate::either::{
@@ -26,7 +26,7 @@ pub(crate) const ALL: &[(&str, Case)] = &[
     ("zero_steps_is_the_identity", zero_steps_is_the_identity),
     ("rows_may_have_a_stride", rows_may_have_a_stride),
     ("phase_b_equals_the_oracle", |gpu, small| {
-        either::phase_b_equals_the_oracle(Kernels::Gpu(gpu), small);
+        either::phase_b_equals_the_oracle(Kernels::Gpu(gpu), Bits::Eight, small);
     }),
     ("phase_b_equals_the_cpu", phase_b_equals_the_cpu),
     ("a_film_is_that_of_the_cpu", a_film_is_that_of_the_cpu),
@@ -238,8 +238,8 @@ fn compare_with_cpu(gpu: &Gpu, (width, height): (u32, u32), chroma: Chroma, coun
     let (mut ours, mut cpu) = (Session::gpu(gpu, config), Session::cpu(config));
     let plan = VideoPlanParts::first(width, height, 2);
     let frames: Vec<_> = (0..count).map(|t| picture(&config, t)).collect();
-    let found: Vec<_> = values(&run(&mut ours, &frames, &plan)).collect();
-    let expected: Vec<_> = values(&run(&mut cpu, &frames, &plan)).collect();
+    let found: Vec<_> = values(&run(&mut ours, &frames, &plan), Bits::Eight).collect();
+    let expected: Vec<_> = values(&run(&mut cpu, &frames, &plan), Bits::Eight).collect();
     let what = format!("{width}x{height} {chroma:?}, {count} frames");
     let limit = |value| tolerance_to_cpu(value, 2);
     assert_close(&found, &expected, limit, &what);

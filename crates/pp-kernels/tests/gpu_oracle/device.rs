@@ -5,8 +5,9 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
 use pp_contract::pass_range;
 use pp_kernels::{
-    Chroma, ChunkShape, FrameView, FrameViewMut, KernelSet, Layout, Payload, PayloadMut, PlaneView,
-    PlaneViewMut, RawSession, SessionConfig, StageKind, StageSession, VideoPlanParts,
+    Chroma, ChunkShape, FrameGeometry, FrameView, FrameViewMut, KernelSet, Layout, Payload,
+    PayloadMut, PlaneView, PlaneViewMut, RawSession, SessionConfig, StageKind, StageSession,
+    VideoPlanParts,
 };
 
 pub(crate) struct Gpu {
@@ -146,13 +147,13 @@ pub(crate) enum Session<'a> {
 pub(crate) struct Pad(pub usize);
 
 impl Pad {
-    /// Where each plane of a frame lies: its start, stride, width and height; and where the frame ends.
+    /// Where each plane of a frame lies: its start, stride, bytes of a row, and height; and where the frame ends.
     fn planes(self, config: &SessionConfig) -> (Vec<[usize; 4]>, usize) {
         let mut end = 0;
         let planes = (0..config.chroma.planes())
             .map(|index| {
                 let (w, h) = config.chroma.plane_size(index, config.width, config.height);
-                let (width, height) = (w as usize, h as usize);
+                let (width, height) = (w as usize * config.bits.bytes(), h as usize);
                 let place = [end, width + self.0, width, height];
                 end += (width + self.0) * height;
                 place
@@ -164,7 +165,9 @@ impl Pad {
     fn view<'f>(self, frame: &'f [u8], config: &SessionConfig) -> FrameView<'f> {
         let mut views = [PlaneView::default(); 3];
         for (view, [start, stride, width, height]) in views.iter_mut().zip(self.planes(config).0) {
-            *view = PlaneView::new(&frame[start..], stride, width, height).expect("a plane");
+            let size = (width / config.bits.bytes(), height);
+            let plane = PlaneView::with_bits(&frame[start..], stride, size, config.bits);
+            *view = plane.expect("a plane");
         }
         FrameView::new(views)
     }
@@ -174,7 +177,9 @@ impl Pad {
         let mut rest = frame;
         for (view, [_, stride, width, height]) in views.iter_mut().zip(self.planes(config).0) {
             let (here, after) = rest.split_at_mut(stride * height);
-            *view = PlaneViewMut::new(here, stride, width, height).expect("a plane");
+            let size = (width / config.bits.bytes(), height);
+            let plane = PlaneViewMut::with_bits(here, stride, size, config.bits);
+            *view = plane.expect("a plane");
             rest = after;
         }
         FrameViewMut::new(views)
@@ -401,9 +406,7 @@ impl<'a> Session<'a> {
             .1
             .shape()
             .dims()[0] as usize;
-        let size = config
-            .chroma
-            .packed_frame_bytes(config.width, config.height);
+        let size = FrameGeometry::of(&config).frame_bytes();
         match self {
             Session::Cpu([.., session]) => {
                 let mut decoded = vec![vec![0; size]; frames];

@@ -1,8 +1,9 @@
 //! What must hold of the kernels of the CPU and of those of a GPU, one function each; every one panics when it does not.
 
+use half::f16;
 use pp_kernels::denoise::reference::{self, Chunk};
 use pp_kernels::denoise::{cpu::add_gaussian, settings};
-use pp_kernels::{Chroma, ChunkShape, DType, Layout, SessionConfig, VideoPlanParts};
+use pp_kernels::{Bits, Chroma, ChunkShape, DType, Layout, SessionConfig, VideoPlanParts};
 
 use crate::device::{Kernels, Session};
 
@@ -88,15 +89,30 @@ pub(crate) fn film(
     session.decode(plan, &layout, &output)
 }
 
-pub(crate) fn values(tokens: &[u8]) -> impl Iterator<Item = f64> + '_ {
-    tokens
-        .chunks_exact(2)
-        .map(|two| f32::from_bits(u32::from(u16::from_le_bytes([two[0], two[1]])) << 16).into())
+pub(crate) fn values(tokens: &[u8], bits: Bits) -> impl Iterator<Item = f64> + '_ {
+    let words = tokens.chunks_exact(2);
+    let words = words.map(|two| u16::from_le_bytes([two[0], two[1]]));
+    words.map(move |word| match bits {
+        Bits::Eight => f32::from_bits(u32::from(word) << 16).into(),
+        Bits::Ten => f16::from_bits(word).into(),
+    })
+}
+
+/// The same picture in so many bits, with what 8 bits do not hold.
+fn in_bits(samples: Vec<u8>, bits: Bits) -> Vec<u8> {
+    match bits {
+        Bits::Eight => samples,
+        Bits::Ten => samples
+            .iter()
+            .enumerate()
+            .flat_map(|(at, sample)| (u16::from(*sample) * 4 + at as u16 % 4).to_le_bytes())
+            .collect(),
+    }
 }
 
 /// One plane out of the tokens of a frame, row-major, with its padding.
-fn plane(tokens: &[u8], width: usize, height: usize) -> Vec<f64> {
-    let all: Vec<f64> = values(tokens).collect();
+fn plane(tokens: &[u8], bits: Bits, (width, height): (usize, usize)) -> Vec<f64> {
+    let all: Vec<f64> = values(tokens, bits).collect();
     let sample = |index: usize| {
         let (x, y) = (index % width, index / width);
         all[(y / 8 * (width / 8) + x / 8) * 64 + y % 8 * 8 + x % 8]
@@ -152,8 +168,10 @@ pub(crate) fn assert_close(
     share
 }
 
-pub(crate) fn phase_b_equals_the_oracle(kernels: Kernels<'_>, small: bool) {
+pub(crate) fn phase_b_equals_the_oracle(kernels: Kernels<'_>, bits: Bits, small: bool) {
     let tolerance = match kernels {
+        // f16 has three bits more than bf16.
+        Kernels::Cpu if bits == Bits::Ten => |value, steps| tolerance_of_cpu(value / 8.0, steps),
         Kernels::Cpu => tolerance_of_cpu,
         Kernels::Gpu(_) => tolerance_of_gpu,
     };
@@ -172,8 +190,13 @@ pub(crate) fn phase_b_equals_the_oracle(kernels: Kernels<'_>, small: bool) {
             "{width}x{height}, {steps} steps, scale {noise_scale}, bias {bias}, recompute {recompute}"
         );
         let (w, h) = (width as u32, height as u32);
-        let frames: Vec<_> = (0..6).map(|t| noisy(width, height, t)).collect();
-        let config = known_noise(kernels.config(w, h, Chroma::Mono, 4));
+        let frames: Vec<_> = (0..6)
+            .map(|t| in_bits(noisy(width, height, t), bits))
+            .collect();
+        let config = SessionConfig {
+            bits,
+            ..known_noise(kernels.config(w, h, Chroma::Mono, 4))
+        };
         let mut session = kernels.open(config);
         let first = VideoPlanParts {
             noise_scale,
@@ -188,7 +211,7 @@ pub(crate) fn phase_b_equals_the_oracle(kernels: Kernels<'_>, small: bool) {
         let read = |tokens: &[u8]| -> Vec<Vec<f64>> {
             tokens
                 .chunks_exact(pw * ph * 2)
-                .map(|f| plane(f, pw, ph))
+                .map(|f| plane(f, bits, (pw, ph)))
                 .collect()
         };
         // The oracle's input comes from the CPU's tokens, read by this file's own code.

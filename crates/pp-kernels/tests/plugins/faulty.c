@@ -170,6 +170,8 @@ static pp_status flagged(pp_description *out, pp_error *error) {
 TABLE(table->run = from_nothing, table->describe = flagged)
 #elif defined(NO_FAULT_CUDA)
 DESCRIBES(out->spaces |= 1u << PP_SPACE_CUDA)
+#elif defined(FAULT_TEN_BITS)
+DESCRIBES(out->bits = 10)
 #elif defined(FAULT_NO_SESSION)
 CREATES(return PP_OK)
 #elif defined(FAULT_GEOMETRY)

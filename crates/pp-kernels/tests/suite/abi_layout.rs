@@ -78,13 +78,14 @@ fn header_and_mirror_have_the_same_layout() {
         ErrorText "pp_error" { struct_size reserved text capacity length }
         PpStage "pp_stage" { name kind flags }
         PpArg "pp_arg" { key value }
-        PpGeometry "pp_geometry" { struct_size width height chroma frames_per_frame reserved }
+        PpGeometry "pp_geometry" { struct_size width height chroma frames_per_frame bits }
         PpDescription "pp_description" {
-            struct_size spaces chroma_formats context_frames digest name version stage_capacity stage_count stages
+            struct_size spaces chroma_formats context_frames digest name version stage_capacity stage_count stages bits
+            reserved
         }
         PpSessionConfig "pp_session_config" {
             struct_size space width height chroma max_frames threads noise_sigma device stream stage part parts laps
-            member members arg_count reserved args
+            member members arg_count bits args
         }
         PpPlan "pp_plan" {
             struct_size height width num_denoise_steps expected_generator_calls do_kv_recompute init_cache

@@ -6,8 +6,8 @@ use std::fs;
 use pp_fakes::raw::{Handle, device};
 use pp_fakes::{Fakes, ok};
 use pp_kernels::{
-    Chroma, ChunkShape, DType, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut, RawSession,
-    SessionConfig, VideoPlanParts, abi,
+    Chroma, ChunkShape, DType, FrameGeometry, FrameView, FrameViewMut, KernelSet, Payload,
+    PayloadMut, RawSession, SessionConfig, VideoPlanParts, abi,
 };
 
 use crate::common::rust_plugin;
@@ -67,9 +67,13 @@ impl Device {
     }
 }
 
+fn geometry() -> FrameGeometry {
+    FrameGeometry::of(&SessionConfig::host(SIZE.0, SIZE.1, CHROMA, MOST_FRAMES))
+}
+
 /// Frames that differ from each other.
 fn frames(count: u32) -> Vec<Vec<u8>> {
-    let bytes = CHROMA.packed_frame_bytes(SIZE.0, SIZE.1);
+    let bytes = geometry().frame_bytes();
     let frame = |n: u32| (0..bytes as u32).map(move |i| (i * 7 + i / 52 * 31 + n * 101) as u8);
     (0..count).map(|n| frame(n).collect()).collect()
 }
@@ -104,12 +108,12 @@ fn chunk(
     let (input, output) = (device.memory(up), device.memory(down));
     let views: Vec<_> = original
         .iter()
-        .map(|frame| FrameView::packed(frame, SIZE.0, SIZE.1, CHROMA).unwrap())
+        .map(|frame| FrameView::packed(frame, &geometry()).unwrap())
         .collect();
     let mut decoded = vec![vec![0x55; original[0].len()]; original.len()];
     let mut decoded_views: Vec<_> = decoded
         .iter_mut()
-        .map(|frame| FrameViewMut::packed(frame, SIZE.0, SIZE.1, CHROMA).unwrap())
+        .map(|frame| FrameViewMut::packed(frame, &geometry()).unwrap())
         .collect();
     // SAFETY: the context is current; payloads and frames live until `read` has waited for the stream.
     let calls = unsafe {
@@ -262,7 +266,7 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
         member: 0,
         members: 1,
         arg_count: 0,
-        reserved: 0,
+        bits: 0,
         args: std::ptr::null(),
     };
     let plan = abi::PpPlan {
@@ -320,7 +324,7 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
         height: SIZE.1,
         chroma: CHROMA as u32,
         frames_per_frame: 1,
-        reserved: 0,
+        bits: 0,
     };
     let mut text = [0; 200];
     let mut error = abi::ErrorText {

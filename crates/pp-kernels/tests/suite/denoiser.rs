@@ -2,8 +2,8 @@
 
 use pp_kernels::denoise::cpu::estimate_sigma;
 use pp_kernels::{
-    Chroma, ChunkShape, FrameView, KernelError, KernelSet, PayloadMut, PlaneView, SessionConfig,
-    VideoPlanParts,
+    Bits, Chroma, ChunkShape, FrameGeometry, FrameView, KernelError, KernelSet, PayloadMut,
+    PlaneView, SessionConfig, VideoPlanParts,
 };
 
 use crate::device::{Kernels, Session};
@@ -11,7 +11,12 @@ use crate::either::{self, SIGMA, clean, film, known_noise, noisy, picture};
 
 #[test]
 fn cpu_equals_the_oracle_over_two_chunks() {
-    either::phase_b_equals_the_oracle(Kernels::Cpu, false);
+    either::phase_b_equals_the_oracle(Kernels::Cpu, Bits::Eight, false);
+}
+
+#[test]
+fn cpu_equals_the_oracle_in_10_bits() {
+    either::phase_b_equals_the_oracle(Kernels::Cpu, Bits::Ten, false);
 }
 
 #[test]
@@ -139,10 +144,25 @@ fn arguments_that_do_not_fit_the_session_never_reach_the_kernels() {
     };
     let layout = session.layout(shape, 0).unwrap();
     let mut input = vec![0; layout.outputs.payload_bytes() as usize];
-    let pixels = vec![0; Chroma::C420.packed_frame_bytes(40, 24)];
-    let frame = FrameView::packed(&pixels, 40, 24, Chroma::C420).unwrap();
-    let mono = FrameView::packed(&pixels[..40 * 24], 40, 24, Chroma::Mono).unwrap();
-    let cases: [(&[FrameView<'_>], VideoPlanParts, &str); 5] = [
+    let of = FrameGeometry::of(&config);
+    let of_mono = FrameGeometry {
+        chroma: Chroma::Mono,
+        ..of
+    };
+    let of_ten = FrameGeometry {
+        bits: Bits::Ten,
+        ..of
+    };
+    let pixels = vec![0; of_ten.frame_bytes()];
+    let frame = FrameView::packed(&pixels[..of.frame_bytes()], &of).unwrap();
+    let mono = FrameView::packed(&pixels[..40 * 24], &of_mono).unwrap();
+    let ten = FrameView::packed(&pixels, &of_ten).unwrap();
+    let cases: [(&[FrameView<'_>], VideoPlanParts, &str); 6] = [
+        (
+            &[ten],
+            plan,
+            "plane 0 of frame 0 has 10 bits a sample, must have 8",
+        ),
         (&[], plan, "0 frames in a chunk, the session takes 1 to 4"),
         (&[frame; 5], plan, "5 frames in a chunk"),
         (&[mono], plan, "plane 1 of frame 0 is 0x0, must be 20x12"),

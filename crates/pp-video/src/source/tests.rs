@@ -8,7 +8,7 @@ use super::super::noise::Noise;
 use super::super::testing::write_frame;
 use super::super::y4m::write_header;
 use super::*;
-use pp_kernels::Chroma;
+use pp_kernels::{Bits, Chroma};
 use pp_testing::Folder;
 
 fn header() -> Header {
@@ -153,7 +153,7 @@ fn noise_does_not_depend_on_the_chunks_and_the_clean_frames_are_kept() {
     let noisy = |frames_per_chunk| {
         let options = SourceOptions {
             frames_per_chunk,
-            noise: Some(Noise::new(20.0, 3)),
+            noise: Some(Noise::new(20.0, 3, Bits::Eight)),
             scene_cuts: true,
             ..options()
         };
@@ -327,7 +327,7 @@ fn a_file_gives_what_a_pipe_gives_however_many_threads_read_it() {
                     let options = SourceOptions {
                         frames_per_chunk,
                         chunks,
-                        noise: Some(Noise::new(9.0, 1)),
+                        noise: Some(Noise::new(9.0, 1, Bits::Eight)),
                         scene_cuts,
                         threads,
                         ..options()
@@ -422,7 +422,7 @@ fn a_skip_gives_the_chunks_of_the_whole_input_from_its_context_on() {
         let options = SourceOptions {
             skip,
             scene_cuts,
-            noise: Some(Noise::new(4.0, 3)),
+            noise: Some(Noise::new(4.0, 3, Bits::Eight)),
             ..options()
         };
         drain(&mut start(Cursor::new(clip(35)), options))

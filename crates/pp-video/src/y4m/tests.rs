@@ -61,6 +61,36 @@ fn what_is_written_is_read_back_in_every_format_and_odd_size() {
 }
 
 #[test]
+fn a_sample_of_more_than_10_bits_is_named_by_its_place() {
+    let header = Header::parse(b"YUV4MPEG2 W3 H3 C420p10").unwrap();
+    let mut frames = [1023u16, 0, 512].map(|sample| sample.to_le_bytes().repeat(9 + 2 * 4));
+    let whole = stream(&header, &frames);
+    assert_eq!(read_all(whole).unwrap().1, frames);
+    // The second row of the second chroma plane.
+    frames[1][2 * 15..2 * 16].copy_from_slice(&1024u16.to_le_bytes());
+    let broken = stream(&header, &frames);
+    let frame_bytes = PLAIN.len() + header.frame_bytes();
+    let offset = header.line().len() + 1 + frame_bytes + PLAIN.len() + 2 * 15;
+    let error = read_all(broken.clone()).unwrap_err();
+    assert!(error.follows_frames());
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "clip: the sample at byte {offset} is 1024 (frame 1, plane 2, column 0, row 1), and 10 bits hold 1023 at most; \
+             check the program that should have written samples of 10 bits, the lower byte first"
+        )
+    );
+    // What reads ahead leaves such a frame to this reader.
+    let folder = Folder::scratch();
+    let path = folder.file("clip.y4m");
+    std::fs::write(&path, broken).unwrap();
+    let plain = Reader::open(&path).unwrap().plain_frames().unwrap();
+    let mut frame = vec![0; header.frame_bytes()];
+    assert!(plain.read(0, &mut frame) && plain.read(2, &mut frame));
+    assert!(!plain.read(1, &mut frame));
+}
+
+#[test]
 fn parameters_of_a_frame_are_accepted() {
     let (_, frames) =
         read_all(b"YUV4MPEG2 W2 H1 Cmono\nFRAME Ip XA=1\nabFRAME\ncd".to_vec()).unwrap();
@@ -115,7 +145,7 @@ fn messages_name_file_place_and_remedy() {
         "clip: not a Y4M file but an MP4 or QuickTime file; convert it: \
          ffmpeg -i INPUT -pix_fmt yuv420p -f yuv4mpegpipe - | pp run --input -"
     );
-    assert!(error_of(&b"YUV4MPEG2 W2 H2 C420p10\n"[..]).contains("colour space C420p10"));
+    assert!(error_of(&b"YUV4MPEG2 W2 H2 C420p12\n"[..]).contains("colour space C420p12"));
     assert!(
         error_of(&b"YUV4MPEG2 W2 H20000\n"[..])
             .contains("height \"20000\" is not a number from 1 to 16384")

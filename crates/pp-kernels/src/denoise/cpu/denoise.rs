@@ -6,13 +6,14 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use half::bf16;
+use half::{bf16, f16};
 use pp_contract::{DType, VideoPlanParts};
 
 use super::attention::{Attend, BAND, Sums, attend};
 use super::group::CpuTeam;
 use super::plane::{CELL, PlaneLayout};
 use super::tokens::Sample;
+use crate::config::Bits;
 use crate::denoise::geometry::{Geometry, PATCH, PlaneGeometry, TOKEN};
 use crate::denoise::rows::RowShares;
 use crate::denoise::settings::{CONTEXT_FRAMES, FLOOR, KEEP, RADIUS};
@@ -48,6 +49,7 @@ fn of_plane<S: Sample>(plane: &PlaneGeometry) -> std::ops::Range<usize> {
 #[derive(Debug)]
 pub(super) struct Denoiser {
     geometry: Geometry,
+    bits: Bits,
     layouts: Vec<PlaneLayout>,
     /// The rows of cells of each plane that a pass computes.
     own: Vec<Range<usize>>,
@@ -68,8 +70,7 @@ impl Denoiser {
     pub(super) fn new(
         geometry: Geometry,
         cut: Option<&RowShares>,
-        max_frames: usize,
-        threads: usize,
+        (bits, max_frames, threads): (Bits, usize, usize),
     ) -> Denoiser {
         let layouts: Vec<_> = geometry
             .planes
@@ -111,6 +112,7 @@ impl Denoiser {
                 .collect(),
             sigma: Vec::new(),
             geometry,
+            bits,
             layouts,
             own,
         }
@@ -189,7 +191,10 @@ impl Denoiser {
                     }
                 }
                 match output {
-                    Output::Latents(tokens) => self.store::<bf16>(tokens),
+                    Output::Latents(tokens) => match self.bits {
+                        Bits::Eight => self.store::<bf16>(tokens),
+                        Bits::Ten => self.store::<f16>(tokens),
+                    },
                     Output::Guide(tokens) => self.store::<f32>(tokens),
                 }
             }
@@ -258,8 +263,13 @@ impl Denoiser {
         let slot = &mut self.slots[slot];
         slot.frame = frame;
         for (number, plane) in self.geometry.planes.iter().enumerate() {
+            // Either type has two bytes.
             let tokens = &tokens[of_plane::<bf16>(plane)];
-            self.layouts[number].load::<bf16>(tokens, plane, &mut slot.planes[number]);
+            let (layout, out) = (&self.layouts[number], &mut slot.planes[number]);
+            match self.bits {
+                Bits::Eight => layout.load::<bf16>(tokens, plane, out),
+                Bits::Ten => layout.load::<f16>(tokens, plane, out),
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use crate::config::{ChunkShape, SessionConfig};
 use crate::denoise::messages::Messages;
 use crate::denoise::passes::Share;
 use crate::denoise::rows::RowShares;
-use crate::denoise::tensors::latents_dims;
+use crate::denoise::tensors::{Types, latents, latents_dims};
 use crate::error::Failure;
 use crate::group::Collectives;
 use crate::payload::{Payload, PayloadMut};
@@ -31,9 +31,6 @@ impl CpuTeam<'_> {
     }
 }
 
-/// The type of a guide.
-const GUIDE: DType = DType::F32;
-
 /// Runs a call of `phase_b` with the other members: the leader sends every other one its rows, `compute` runs the
 /// passes over this member's rows, and the leader gets them back.
 pub(super) fn run(
@@ -48,7 +45,11 @@ pub(super) fn run(
         &mut dyn Collectives,
     ) -> Result<u32, Failure>,
 ) -> Result<u32, Failure> {
-    let messages = Messages::new(cut, (shape, &share), GUIDE)?;
+    let types = Types {
+        latents: latents(config.bits),
+        guide: DType::F32,
+    };
+    let messages = Messages::new(cut, (shape, &share), types)?;
     let Messages { parts, results, .. } = &messages;
     let total = |bytes: &[u64]| bytes.iter().sum::<u64>() as usize;
     let own = config.member as usize;

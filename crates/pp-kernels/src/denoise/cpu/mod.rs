@@ -24,14 +24,14 @@ use crate::denoise::passes::Share;
 use crate::denoise::rows::RowShares;
 use crate::denoise::settings::{self, CONTEXT_FRAMES};
 use crate::denoise::tensors::{
-    self, HANDED_ON, check_place, context_count, frame_count, latents_dims,
+    self, HANDED_ON, check_place, context_count, frame_count, latents, latents_dims,
 };
 use crate::error::Failure;
 use crate::export::{Kernels, Session, no_args};
 use crate::frame::{FrameView, FrameViewMut};
 use crate::group::Collectives;
 use crate::payload::{Payload, PayloadMut};
-use crate::stage::{Description, StageInfo, StageKind};
+use crate::stage::{Description, FrameGeometry, StageInfo, StageKind};
 use denoise::{Denoiser, Output};
 use group::CpuTeam;
 
@@ -82,7 +82,8 @@ impl Kernels for Cpu {
             .then(|| Arc::new(RowShares::new(&geometry, config.members, config.member, 1)));
         let held = (cut.as_ref()).map_or(&geometry, |cut| &cut.own().geometry);
         let most = config.max_frames as usize;
-        let denoiser = || Denoiser::new(held.clone(), cut.as_deref(), most, threads);
+        let about = (config.bits, most, threads);
+        let denoiser = || Denoiser::new(held.clone(), cut.as_deref(), about);
         let laps = match stage.kind {
             StageKind::Middle => config.laps as usize,
             StageKind::Source | StageKind::Sink => 0,
@@ -103,10 +104,8 @@ impl Kernels for Cpu {
 impl CpuSession {
     /// Remembers the chunk's last frames, for the next chunk's `context_frames`.
     fn remember(&mut self, frames: &[FrameView<'_>]) {
-        let bytes = self
-            .config
-            .chroma
-            .packed_frame_bytes(self.config.width, self.config.height);
+        let bytes = FrameGeometry::of(&self.config).frame_bytes();
+        let sample_bytes = self.config.bits.bytes();
         for frame in &frames[frames.len().saturating_sub(CONTEXT_FRAMES)..] {
             if self.history.len() < CONTEXT_FRAMES {
                 self.history.push(vec![0; bytes]);
@@ -116,7 +115,7 @@ impl CpuSession {
             let mut packed = self.history.last_mut().map_or(&mut [][..], |last| last);
             for (index, plane) in self.geometry.planes.iter().enumerate() {
                 for y in 0..plane.height {
-                    let (row, rest) = packed.split_at_mut(plane.width);
+                    let (row, rest) = packed.split_at_mut(plane.width * sample_bytes);
                     row.copy_from_slice(frame.plane(index).row(y));
                     packed = rest;
                 }
@@ -157,23 +156,18 @@ impl Session for CpuSession {
         }
         if context > 0 {
             let dims = latents_dims(&self.geometry, context);
-            let tokens = output.tensor_mut("context_frames", DType::Bf16, &dims)?;
+            let tokens = output.tensor_mut("context_frames", latents(self.config.bits), &dims)?;
             let history = &self.history[self.history.len() - context as usize..];
             for (packed, out) in history.iter().zip(tokens.chunks_exact_mut(bytes)) {
-                let frame = FrameView::packed(
-                    packed,
-                    self.config.width,
-                    self.config.height,
-                    self.config.chroma,
-                )
-                .ok_or_else(|| Failure::error("a remembered frame has another size"))?;
+                let frame = FrameView::packed(packed, &FrameGeometry::of(&self.config))
+                    .ok_or_else(|| Failure::error("a remembered frame has another size"))?;
                 self.encode_frame(&frame, out);
             }
         }
 
         let dims = latents_dims(&self.geometry, frames.len() as u32);
-        let latents = output.tensor_mut("latents_in", DType::Bf16, &dims)?;
-        for (frame, out) in frames.iter().zip(latents.chunks_exact_mut(bytes)) {
+        let tokens = output.tensor_mut("latents_in", latents(self.config.bits), &dims)?;
+        for (frame, out) in frames.iter().zip(tokens.chunks_exact_mut(bytes)) {
             self.encode_frame(frame, out);
         }
         let sigma = self.noise.of_chunk(frames, plan);
@@ -228,10 +222,10 @@ impl Session for CpuSession {
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
         let dims = latents_dims(&self.geometry, frames.len() as u32);
-        let latents = input.tensor("latents_out", DType::Bf16, &dims)?;
+        let all = input.tensor("latents_out", latents(self.config.bits), &dims)?;
         for (frame, tokens) in frames
             .iter_mut()
-            .zip(latents.chunks_exact(self.geometry.frame_bytes()))
+            .zip(all.chunks_exact(self.geometry.frame_bytes()))
         {
             for (index, plane) in self.geometry.planes.iter().enumerate() {
                 let tokens = &tokens[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
@@ -256,7 +250,8 @@ impl CpuSession {
         let frames = frame_count(input.spec("latents_in"), self.config.max_frames)?;
         let held = (self.cut.as_ref()).map_or(&self.geometry, |cut| &cut.own().geometry);
         let dims = latents_dims(held, frames);
-        let latents_in = input.tensor("latents_in", DType::Bf16, &dims)?;
+        let dtype = latents(self.config.bits);
+        let latents_in = input.tensor("latents_in", dtype, &dims)?;
         let share = Share::of(&self.config, plan.num_denoise_steps, lap)?;
         let guide = match share.has_guide() {
             true => Some(input.tensor("guide", DType::F32, &dims)?),
@@ -293,7 +288,7 @@ impl CpuSession {
             0 => None,
             count => {
                 let dims = latents_dims(held, count);
-                let tokens = input.tensor("context_frames", DType::Bf16, &dims)?;
+                let tokens = input.tensor("context_frames", dtype, &dims)?;
                 Some((tokens, numbers))
             }
         };
@@ -307,7 +302,7 @@ impl CpuSession {
             }
         }
         let output = match share.ends() {
-            true => Output::Latents(output.tensor_mut("latents_out", DType::Bf16, &dims)?),
+            true => Output::Latents(output.tensor_mut("latents_out", dtype, &dims)?),
             false => Output::Guide(output.tensor_mut("guide", DType::F32, &dims)?),
         };
 

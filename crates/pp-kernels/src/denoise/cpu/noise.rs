@@ -37,28 +37,38 @@ impl StreamNoise {
     }
 }
 
-/// Estimates the standard deviation of the noise of one plane.
+/// Estimates the standard deviation of the noise of one plane, in steps of 8 bits.
 ///
 /// Immerkær's difference of two Laplacians removes what is smooth; the median of its absolute value over the plane is
-/// hardly moved by edges. Clipped samples (0 and 255) say nothing about the noise and are left out.
+/// hardly moved by edges. Clipped samples (0 and the peak) say nothing about the noise and are left out.
 /// Source: J. Immerkær, "Fast noise variance estimation", CVIU 64(2), 1996; the median instead of the mean after
 /// D. Donoho and I. Johnstone, "Ideal spatial adaptation by wavelet shrinkage", Biometrika 81(3), 1994.
 #[must_use]
 pub fn estimate_sigma(plane: PlaneView<'_>) -> f32 {
-    // |response| is at most 16 · 255.
-    let mut histogram = vec![0u32; 16 * 255 + 1];
+    let peak = plane.bits().peak();
+    // |response| is at most 16 times the peak.
+    let mut histogram = vec![0u32; 16 * usize::from(peak) + 1];
+    let mut rows: [Vec<u16>; 3] = Default::default();
+    let read = |row: &mut Vec<u16>, y: usize| {
+        row.clear();
+        row.extend(plane.samples(y));
+    };
     let mut count = 0u32;
     for y in 1..plane.height().saturating_sub(1) {
-        let rows = [plane.row(y - 1), plane.row(y), plane.row(y + 1)];
+        rows.rotate_left(1);
+        match y {
+            1 => (0..).zip(&mut rows).for_each(|(y, row)| read(row, y)),
+            y => read(&mut rows[2], y + 1),
+        }
         for ((a, b), c) in rows[0]
             .windows(3)
             .zip(rows[1].windows(3))
             .zip(rows[2].windows(3))
         {
-            if b[1] == 0 || b[1] == 255 {
+            if b[1] == 0 || b[1] == peak {
                 continue;
             }
-            let s = |v: u8| i32::from(v);
+            let s = |v: u16| i32::from(v);
             let response = s(a[0]) + s(a[2]) + s(c[0]) + s(c[2])
                 - 2 * (s(a[1]) + s(b[0]) + s(b[2]) + s(c[1]))
                 + 4 * s(b[1]);
@@ -83,7 +93,8 @@ pub fn estimate_sigma(plane: PlaneView<'_>) -> f32 {
             };
             let median = start + length * (half - below) / n;
             // Response of white noise: variance 36 σ²; median of |N(0,1)|: 0.6745.
-            return (median / (6.0 * 0.674_489_75)) as f32;
+            let sigma = median / (6.0 * 0.674_489_75);
+            return (sigma / f64::from(plane.bits().scale())) as f32;
         }
         below += n;
     }

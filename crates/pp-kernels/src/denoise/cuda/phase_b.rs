@@ -11,7 +11,7 @@ use pp_contract::{DType, VideoPlanParts};
 use super::gpu::Gpu;
 use super::kernels::{DenoiseKernels, SIGMA_BYTES, Tokens};
 use super::sizes::{AttendArgument, Sizes};
-use super::team::Team;
+use super::team::{TYPES, Team};
 use crate::config::{ChunkShape, SessionConfig};
 use crate::denoise::geometry::Geometry;
 use crate::denoise::passes::Share;
@@ -195,7 +195,7 @@ impl<G: Gpu> PhaseB<G> {
             tensor.transpose()
         };
         let guide = tokens(share.has_guide(), "guide", &dims)?;
-        let (name, dtype) = result(&share, DType::Bf16);
+        let (name, dtype) = result(&share, TYPES);
         let out = output.device_tensor(name, dtype, &dims)?;
         let planes = self.geometry.planes.len() as u64;
         let embeds = input.device_tensor("conditioning_embeds", DType::Bf16, &[planes])?;

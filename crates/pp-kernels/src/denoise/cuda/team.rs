@@ -19,13 +19,18 @@ use crate::denoise::messages::Messages;
 use crate::denoise::passes::Share;
 use crate::denoise::rows::{Move, RowShares};
 use crate::denoise::settings::CONTEXT_FRAMES;
-use crate::denoise::tensors::{between, latents_dims};
+use crate::denoise::tensors::{Types, between, latents_dims};
 use crate::error::Failure;
 use crate::group::Collectives;
 use crate::payload::{Payload, PayloadMut};
 
 /// The type of a guide.
 const GUIDE: DType = DType::Bf16;
+/// The types of what goes from part to part.
+pub(super) const TYPES: Types = Types {
+    latents: DType::Bf16,
+    guide: GUIDE,
+};
 /// Steps for whose strengths there is room: the most that a plan has.
 const MOST_STEPS: u32 = 1024;
 
@@ -124,7 +129,7 @@ impl<G: Gpu> Team<G> {
         let (mut parts, mut made) = (0, 0);
         for (member, rows) in cut.followers() {
             if config.member == 0 || member == config.member as usize {
-                let part = between(&rows.geometry, shape, Some(GUIDE))?;
+                let part = between(&rows.geometry, shape, TYPES, true)?;
                 parts += part.payload_bytes() as usize;
                 made += config.max_frames as usize * rows.geometry.frame_bytes();
             }
@@ -217,7 +222,7 @@ impl<G: Gpu> Team<G> {
         ) -> Result<u32, Failure>,
     ) -> Result<u32, Failure> {
         self.kernels_follow()?;
-        let messages = Messages::new(&self.cut, (shape, &share), GUIDE)?;
+        let messages = Messages::new(&self.cut, (shape, &share), TYPES)?;
         let Messages { parts, results, .. } = &messages;
         let own = self.config.member as usize;
         if own > 0 {

@@ -1,8 +1,8 @@
 //! Test plugin: panics where the tests tell it to. The frame width chooses the entry.
 
 use pp_kernels::{
-    Chroma, ChunkShape, Collectives, DType, Description, Failure, FrameView, FrameViewMut, Kernels,
-    Layout, Manifest, Payload, PayloadMut, Session, SessionConfig, StageInfo, StageKind,
+    Bits, Chroma, ChunkShape, Collectives, DType, Description, Failure, FrameView, FrameViewMut,
+    Kernels, Layout, Manifest, Payload, PayloadMut, Session, SessionConfig, StageInfo, StageKind,
     TensorSpec, VideoPlanParts,
 };
 
@@ -33,6 +33,7 @@ impl Kernels for Panicking {
             host: true,
             cuda: false,
             chroma: vec![Chroma::Mono],
+            bits: Bits::Eight,
             context_frames: 0,
             digest: 1,
             stages: vec![
