@@ -81,7 +81,7 @@ class Job:
         for name in names:
             if name in taken:
                 raise ValueError(f"a stage cannot be called {name!r}: Job takes {', '.join(taken)} otherwise; choose another name")
-        _check("depth", depth, 1, 64)
+        _check("depth", depth, 1, 256)
         _check("restarts", restarts, 0)
         for argument, seconds in (("stuck_after", stuck_after), ("first_after", first_after)):
             _check(argument, seconds, 0, kind=Real, what="a number of seconds")
