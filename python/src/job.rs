@@ -21,6 +21,7 @@ use crate::error::{Raised, ended};
 use crate::flow::Flow;
 use crate::group::Member;
 use crate::medium::{Medium, OnGpu, OnHost};
+use crate::schedule::Schedule;
 use crate::source::PySource;
 use crate::stages::{Adapter, PyMember, PySink, PyStage};
 
@@ -36,6 +37,8 @@ pub(crate) struct Terms {
     stuck_after: Option<f64>,
     first_after: f64,
     report: Option<PathBuf>,
+    schedule: Option<Py<Schedule>>,
+    settings: Vec<(String, String)>,
 }
 
 /// Chunks, restarts and seconds of a job that is done.
@@ -180,7 +183,12 @@ pub(crate) fn begin(
         terms.devices.iter().map(|name| name.parse()).collect();
     let devices = devices.map_err(|error| refused(&error))?;
     let (raised, summary) = (Raised::default(), Arc::new(Mutex::new(None)));
-    let mut job = Job::new(&config, &pipeline)
+    let scheduled = terms.schedule.as_ref().map(|given| &given.get().runnable);
+    let mut job = scheduled
+        .map_or_else(
+            || Job::new(&config, &pipeline),
+            |runnable| Job::scheduled(&config, runnable),
+        )
         .restarts(terms.restarts)
         .command(&terms.command)
         .number(terms.number);
@@ -196,6 +204,7 @@ pub(crate) fn begin(
         raised: raised.clone(),
         summary: Arc::clone(&summary),
         report: terms.report,
+        settings: terms.settings,
         flow: flow.clone(),
     };
     let opened = py.detach(|| {
@@ -270,6 +279,7 @@ struct Own {
     raised: Raised,
     summary: Arc<Mutex<Option<Summary>>>,
     report: Option<PathBuf>,
+    settings: Vec<(String, String)>,
     flow: Flow,
 }
 
@@ -403,7 +413,9 @@ impl Own {
         let program = program
             .sink(&stages[stages.len() - 1].name, sink)
             .finish(|_, finished| self.finish(&finished));
-        this.run(backend, Profile::new(), program)
+        let set = |profile: Profile, (key, value): &(String, String)| profile.set(key, value);
+        let profile = self.settings.iter().fold(Profile::new(), set);
+        this.run(backend, profile, program)
     }
 
     fn finish(&self, finished: &Finished) -> Result<(), Error> {
