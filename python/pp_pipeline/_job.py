@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -44,6 +44,8 @@ class _Terms:
     max_latency: float | None
     live: str | None
     live_token_file: str | None
+    schedule: _native.Schedule | None
+    settings: list[tuple[str, str]]
 
 
 class Job:
@@ -55,9 +57,9 @@ class Job:
     the caller iterates over the job, and without the source it opens the job and pushes.
 
     `devices` names the device of each rank. `depth` is the most chunks in flight. `restarts` is how often lost ranks may be
-    started again. `most` has the largest tensors of a chunk where the first chunk is not the largest. `stuck_after` is how long a
-    stage may take, in seconds, and `first_after` is the same until a chunk has gone through the whole pipeline, since the first
-    calls may compile. `steps` is how often a chunk goes through a ring `(...)*steps`. `report` is a file for the report, and
+    started again. `most` has the largest tensors of a chunk where the first chunk is not the largest; several, where chunks differ.
+    `stuck_after` is how long a stage may take, in seconds, and `first_after` is the same until a chunk has gone through the whole
+    pipeline, since the first calls may compile. `steps` is how often a chunk goes through a ring `(...)*steps`. `report` is a file for the report, and
     `profile` a folder for a trace of PyTorch's profiler of each rank. `live` is an address such as `"127.0.0.1:8000"` where rank 0
     shows the job in a browser, and `live_token_file` a file with the token that a viewer must know. `command` starts another rank;
     without it the command line of this process does.
@@ -75,7 +77,7 @@ class Job:
         depth: int | None = None,
         restarts: int = 0,
         steps: int | None = None,
-        most: Mapping[str, Spec] | None = None,
+        most: Mapping[str, Spec] | Sequence[Mapping[str, Spec]] | None = None,
         arrays: str | None = None,
         stuck_after: float | None = None,
         first_after: float = 600.0,
@@ -94,7 +96,7 @@ class Job:
         for name in names:
             if name in taken:
                 raise ValueError(f"a stage cannot be called {name!r}: Job takes {', '.join(taken)} otherwise; choose another name")
-        _check("depth", depth, 1, 64)
+        _check("depth", depth, 1, 256)
         _check("restarts", restarts, 0)
         for argument, seconds in (("stuck_after", stuck_after), ("first_after", first_after)):
             _check(argument, seconds, 0, kind=Real, what="a number of seconds")
@@ -106,7 +108,10 @@ class Job:
             if isinstance(given, str):
                 raise TypeError(f"{argument}={given!r}: give a list of strings, such as {given.split()}")
         self._pipeline = pipeline
-        self._most = checked_specs("most=", most) if most is not None else None
+        kinds = [most] if isinstance(most, Mapping) else most
+        self._most = [checked_specs("most=", kind) for kind in kinds] if kinds is not None else None
+        self._schedule: _native.Schedule | None = None
+        self._settings: list[tuple[str, str]] = []
         self._arrays = arrays
         self._devices = list(devices or [])
         self._given = stages
@@ -134,6 +139,10 @@ class Job:
             raise TypeError(f"steps={steps}, and {self._pipeline!r} has no ring (...)*steps: leave steps= out, or add one")
         _check("steps", steps, 1, 65535)
         return steps or 1
+
+    def follow(self, schedule: _native.Schedule, settings: list[tuple[str, str]]) -> None:
+        """Lets the ranks work in the order of a schedule. They must have the settings alike."""
+        self._schedule, self._settings = schedule, settings
 
     def run(self) -> Summary | None:
         """Runs the job to its end. Gives its summary on rank 0, and None on other ranks.
@@ -249,14 +258,16 @@ class Job:
                 )
             )
         number = self._number()
-        _has_opened = _has_opened or read is None
+        # All ranks of a job that trains come to its loop, and go on behind it.
+        _has_opened = _has_opened or (read is None and self._schedule is None)
         command = self._command or []
         if self._command is None and placed is None and has_others:
             command = _own_command()
         depth, restarts, stuck_after, first_after, report = self._terms
         terms = _Terms(
-            self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report, *self._late, *self._live
-        )
+            self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report, *self._late, *self._live,
+            self._schedule, self._settings,
+        )  # fmt: skip
         if "PP_SUPERVISOR_PID" in os.environ and threading.current_thread() is threading.main_thread():
             # Rank 0 hears of Ctrl-C, and tells this rank what to do.
             signal.signal(signal.SIGINT, lambda number, frame: None)

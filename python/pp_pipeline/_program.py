@@ -63,7 +63,7 @@ class Program:
         self,
         places: list[Place],
         given: dict[str, Any],
-        most: dict[str, Spec] | None,
+        most: list[dict[str, Spec]] | None,
         arrays: str | None,
         devices: list[str],
         lends: bool,
@@ -79,7 +79,7 @@ class Program:
         self._context = sum(contexts) if restarts else 0
         self._places, self._given, self._most, self._arrays = places, given, most, arrays
         self._devices, self._lends, self._read = devices, lends, read
-        self._most_bytes = layout_of(most).payload_bytes if most is not None else 0
+        self._most_bytes = max((layout_of(kind).payload_bytes for kind in most or ()), default=0)
         self._enters = _caller_state()
         # The stream of this rank, as PyTorch's, where it has a GPU.
         self.gpu: Any = None
@@ -134,19 +134,19 @@ class Program:
         Waits for the first chunk unless `most` says it.
         """
         name = self._places[0].name
-        first: dict[str, Spec] | None = self._most
+        first = self._most
         if self._read is not None:
             chunks = _chunks(self._given[name])
             if first is None:
                 item = next((item_of(chunk) for chunk in chunks), None)
-                first = specs_of_item(item) if item is not None else {}
+                first = [specs_of_item(item) if item is not None else {}]
                 chunks = itertools.chain([item] if item is not None else [], chunks)
             threading.Thread(target=_read, args=(chunks, self._read), name="pp-read", daemon=True).start()
         assert first is not None
         call = SourceCall(name, self.gpu, self._steps, self._context)
         return call, self._slot_bytes(first), self._steps, self._context
 
-    def _slot_bytes(self, specs: dict[str, Spec]) -> list[int]:
+    def _slot_bytes(self, kinds: list[dict[str, Spec]]) -> list[int]:
         def slot(at: int, specs: dict[str, Spec]) -> None:
             count = len(specs) * (self._context + 1)
             if self._context and count > _MOST_TENSORS:
@@ -158,23 +158,24 @@ class Program:
             sizes[at] = max(sizes[at], layout_of(specs, [specs] * self._context).payload_bytes)
 
         sizes = [1] * (len(self._places) - 1)
-        slot(0, specs)
-        at, lap, seen = 1, 0, [specs]
-        while at < len(sizes):
-            place = self._places[at]
-            outputs = outputs_of(place.label, self._given[place.name], self._at(place.ranks[0], place))
-            specs = specs_of(rows_of(layout_of(outputs(specs))))
-            slot(at, specs)
-            if place.ring is not None and at == place.ring[1]:
-                lap += 1
-                # What comes in as in a lap before goes out as there.
-                if lap < place.laps(self._steps) and specs not in seen:
-                    seen.append(specs)
-                    at = place.ring[0]
-                    continue
-            at += 1
-            if place.ring is None or at > place.ring[1]:
-                lap, seen = 0, [specs]
+        for specs in kinds:
+            slot(0, specs)
+            at, lap, seen = 1, 0, [specs]
+            while at < len(sizes):
+                place = self._places[at]
+                outputs = outputs_of(place.label, self._given[place.name], self._at(place.ranks[0], place))
+                specs = specs_of(rows_of(layout_of(outputs(specs))))
+                slot(at, specs)
+                if place.ring is not None and at == place.ring[1]:
+                    lap += 1
+                    # What comes in as in a lap before goes out as there.
+                    if lap < place.laps(self._steps) and specs not in seen:
+                        seen.append(specs)
+                        at = place.ring[0]
+                        continue
+                at += 1
+                if place.ring is None or at > place.ring[1]:
+                    lap, seen = 0, [specs]
         return sizes
 
     def open_stage(self, at: int, rank: int) -> tuple[StageCall, Member]:

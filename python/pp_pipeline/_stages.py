@@ -271,6 +271,8 @@ class StageCall:
         self._run = stage.run if hasattr(stage, "run") else stage
         self.ends = getattr(stage, "end_stream", lambda stream: None)
         self.finish = getattr(stage, "finish", lambda: None)
+        if hasattr(stage, "later"):
+            self.later = stage.later
         self._outputs = outputs
         self._ready: dict[tuple[Memory | None, Layout, Memory | None, int], tuple[list[tuple[Chunk, Out]], Layout]] = {}
         self._in, self._out = Slots(Chunk, arrays, False), Slots(Out, arrays, True)

@@ -23,6 +23,7 @@ use crate::error::{Raised, ended};
 use crate::flow::Flow;
 use crate::group::Member;
 use crate::medium::{Medium, OnGpu, OnHost};
+use crate::schedule::Schedule;
 use crate::source::PySource;
 use crate::stages::{Adapter, PyMember, PySink, PyStage};
 
@@ -42,6 +43,8 @@ pub(crate) struct Terms {
     max_latency: Option<f64>,
     live: Option<String>,
     live_token_file: Option<PathBuf>,
+    schedule: Option<Py<Schedule>>,
+    settings: Vec<(String, String)>,
 }
 
 /// Chunks, restarts and seconds of a job that is done.
@@ -205,7 +208,12 @@ pub(crate) fn begin(
     let live = live.map(|live| live.token_file(terms.live_token_file.as_deref()));
     let (raised, summary) = (Raised::default(), Arc::new(Mutex::new(None)));
     let serving = SharedServing::default();
-    let mut job = Job::new(&config, &pipeline)
+    let scheduled = terms.schedule.as_ref().map(|given| &given.get().runnable);
+    let mut job = scheduled
+        .map_or_else(
+            || Job::new(&config, &pipeline),
+            |runnable| Job::scheduled(&config, runnable),
+        )
         .restarts(terms.restarts)
         .command(&terms.command)
         .number(terms.number);
@@ -223,6 +231,7 @@ pub(crate) fn begin(
         report: terms.report,
         late: if terms.drops { Late::Drop } else { Late::Block },
         max_latency: terms.max_latency.map(seconds_of),
+        settings: terms.settings,
         flow: flow.clone(),
         live,
         serving: Arc::clone(&serving),
@@ -302,6 +311,7 @@ struct Own {
     report: Option<PathBuf>,
     late: Late,
     max_latency: Option<Duration>,
+    settings: Vec<(String, String)>,
     flow: Flow,
     live: Option<Live>,
     serving: SharedServing,
@@ -443,7 +453,9 @@ impl Own {
         let program = program
             .sink(&stages[stages.len() - 1].name, sink)
             .finish(|_, finished| self.finish(&finished));
-        this.run(backend, Profile::new(), program)
+        let set = |profile: Profile, (key, value): &(String, String)| profile.set(key, value);
+        let profile = self.settings.iter().fold(Profile::new(), set);
+        this.run(backend, profile, program)
     }
 
     fn finish(&self, finished: &Finished) -> Result<(), Error> {

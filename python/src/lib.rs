@@ -12,6 +12,7 @@ mod group;
 mod job;
 mod medium;
 mod memory;
+mod schedule;
 mod source;
 mod stages;
 
@@ -27,6 +28,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<flow::Stream>()?;
     module.add_class::<group::Member>()?;
     module.add_class::<job::Running>()?;
+    module.add_class::<schedule::Schedule>()?;
     module.add_function(wrap_pyfunction!(job::begin, module)?)?;
     module.add_function(wrap_pyfunction!(job::stages, module)?)?;
     module.add_function(wrap_pyfunction!(job::default_depth, module)?)?;

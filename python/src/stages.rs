@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use pp_contract::pipeline::Laps;
-use pp_contract::{List, MAX_NOTE_BYTES, Manifest, Message, Plan, PlanError, StageSpec};
+use pp_contract::{
+    ChunkIndex, List, MAX_NOTE_BYTES, Manifest, Message, Plan, PlanError, StageSpec,
+};
 use pp_job::flow::Outlet;
 use pp_runtime::stage::{
     Chunk, Done, GroupStage, Place as At, Progress, Sink, Stage, StageError, StageResult, Taken,
@@ -71,6 +73,7 @@ impl Plan for Numbered {
 pub(crate) struct Adapter<M> {
     pub(crate) call: Py<PyAny>,
     ends: Option<Py<PyAny>>,
+    later: Option<Py<PyAny>>,
     finish: Option<Py<PyAny>>,
     pub(crate) known: Known,
     pub(crate) medium: M,
@@ -104,6 +107,7 @@ impl<M: Medium> Adapter<M> {
         Ok(Self {
             call: object.getattr("call")?.unbind(),
             ends: object.getattr_opt("ends")?.map(Bound::unbind),
+            later: object.getattr_opt("later")?.map(Bound::unbind),
             finish: object.getattr_opt("finish")?.map(Bound::unbind),
             known: Known::default(),
             medium,
@@ -180,6 +184,18 @@ impl<M: Medium> Adapter<M> {
         Python::attach(|py| {
             let ended = ends.call1(py, (plan.stream,)).map(drop);
             ended.map_err(|error| self.raised.fault(py, "end_stream", error))
+        })
+    }
+
+    /// Does what was put off of a chunk.
+    fn later(&mut self, chunk: ChunkIndex) -> StageResult<()> {
+        Python::attach(|py| {
+            let later = self
+                .later
+                .as_ref()
+                .map(|later| later.call1(py, (chunk.get(),)));
+            let done = later.transpose().map(drop);
+            done.map_err(|error| self.raised.fault(py, "run", error))
         })
     }
 
@@ -261,6 +277,10 @@ impl<M: Medium> Stage<M::Tx, M::Rx> for PyStage<M> {
 
     fn poll(&mut self, oldest: Self::Kept) -> StageResult<Progress<Done, Self::Kept>> {
         self.0.medium.ask(oldest)
+    }
+
+    fn later(&mut self, chunk: ChunkIndex) -> StageResult<()> {
+        self.0.later(chunk)
     }
 
     fn finish(&mut self) -> StageResult<()> {

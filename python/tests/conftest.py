@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -112,3 +113,11 @@ class Film:
 @pytest.fixture
 def film(tmp_path: Path) -> Film:
     return Film(tmp_path)
+
+
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        port: int = own.getsockname()[1]
+        return port

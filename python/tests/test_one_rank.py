@@ -509,7 +509,7 @@ def test_a_stage_that_is_stuck_is_an_exception() -> None:
         (lambda: Job(ONE, read=chunks, work=double, restarts=1, write=print).run(), "leave restarts= out"),
         (lambda: Job(ONE, read=chunks, work=double, late="never"), "late='never': give 'block' or 'drop'"),
         (lambda: Job(ONE, read=chunks, work=double, max_latency=0.0, write=print).run(), "max_latency is 0"),
-        (lambda: Job(ONE, read=chunks, work=double, depth=0), "depth=0: .* 1 to 64"),
+        (lambda: Job(ONE, read=chunks, work=double, depth=0), "depth=0: .* 1 to 256"),
         (lambda: Job(ONE, read=chunks, work=double, stuck_after=float("nan")), "stuck_after=nan: give a number of seconds"),
         (lambda: Job(ONE, work=double, most=MOST).open(queue=0), "queue=0"),
         (lambda: Job(ONE, work=double, most=MOST).streams(room=0), "room=0"),

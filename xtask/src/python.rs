@@ -12,11 +12,12 @@ use crate::chosen::{MUST_RUN, PART, cannot_run, seed};
 use crate::process::{built, cargo, command, listed, output, root, run, target};
 
 /// The tests that need PyTorch.
-const TORCH_TESTS: [&str; 4] = [
+const TORCH_TESTS: [&str; 5] = [
     "python/tests/test_export.py",
     "python/tests/test_torch.py",
     "python/tests/test_cuda.py",
     "python/tests/test_networks.py",
+    "python/tests/test_train.py",
 ];
 
 /// Checks the types of the package and runs its suite. The tests with PyTorch run where there is one. `packages` is what cargo
@@ -52,11 +53,11 @@ pub(crate) fn test(packages: &str) -> Result<()> {
 fn package(packages: &str) -> Result<PathBuf> {
     let library = built(&mut cargo(&format!("build {packages}")), "_native")?;
     let folder = target()?.join("python/package/pp_pipeline");
-    fs::create_dir_all(&folder)?;
     for file in listed("python/pp_pipeline")? {
-        let name = file.file_name().context("a file has a name")?;
+        let place = folder.join(file.strip_prefix("python/pp_pipeline")?);
         if file.extension().is_some_and(|is| is == "py" || is == "pyi") {
-            fs::copy(root().join(&file), folder.join(name))?;
+            fs::create_dir_all(place.parent().context("a file has a folder")?)?;
+            fs::copy(root().join(&file), place)?;
         }
     }
     // A process that has the old one mapped keeps it.

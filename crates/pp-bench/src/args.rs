@@ -69,7 +69,7 @@ pub struct OverlapArgs {
     /// Chunks to run, 2 to 18446744073709551615, the first of them to warm up; by default about two seconds' worth.
     #[arg(long, value_name = "N", value_parser = whole(2..=u64::MAX))]
     pub(crate) chunks: Option<u64>,
-    /// Most chunks in flight, 1 to 64: the slots of each edge; by default two, and one more for each edge with payloads
+    /// Most chunks in flight, 1 to 256: the slots of each edge; by default two, and one more for each edge with payloads
     /// and for each group.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: Option<u32>,
@@ -125,7 +125,7 @@ pub struct LinkArgs {
     /// Largest payload in bytes, 4 to 1073741824; each edge has slots of this size.
     #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = whole(4..=1_u64 << 30))]
     pub(crate) max_bytes: u64,
-    /// Slots of each edge, 1 to 64.
+    /// Slots of each edge, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: u32,
     /// NCCL communicators that return at once and are asked until they are done.

@@ -348,7 +348,7 @@ pub struct RunArgs {
     /// Frames that travel together, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=256_u32))]
     pub(crate) frames_per_chunk: u32,
-    /// Most chunks in flight, 1 to 64: the slots of each edge; by default 2, and 1 more for each edge between ranks
+    /// Most chunks in flight, 1 to 256: the slots of each edge; by default 2, and 1 more for each edge between ranks
     /// and for each group.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: Option<u32>,

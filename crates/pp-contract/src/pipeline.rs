@@ -39,11 +39,11 @@ use crate::digest::digest;
 use crate::ids::{Rank, WorldSize};
 
 /// Most stages of a pipeline, each part counted.
-pub const MAX_STAGES: usize = 64;
+pub const MAX_STAGES: usize = 256;
 /// Most ranks of a pipeline.
 pub const MAX_RANKS: u32 = 64;
 /// Most chunks in flight.
-pub const MAX_DEPTH: u32 = 64;
+pub const MAX_DEPTH: u32 = 256;
 
 /// Why a text is no pipeline: where, what, and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

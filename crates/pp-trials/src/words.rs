@@ -60,7 +60,7 @@ pub(crate) struct WordsArgs {
     /// The largest message in bytes, 64 to 1073741824; the smallest has 4.
     #[arg(long, value_name = "N", default_value_t = 22_118_400, value_parser = whole(64..=1_u64 << 30))]
     max_bytes: u64,
-    /// Slots of each edge, 1 to 64.
+    /// Slots of each edge, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=MAX_DEPTH))]
     depth: u32,
     /// The same seed, 0 to 18446744073709551615, gives the same sizes and words.

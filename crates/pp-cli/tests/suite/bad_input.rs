@@ -127,8 +127,8 @@ fn a_reader_that_leaves_is_an_output_error() {
 #[test]
 fn command_lines_that_cannot_be() {
     let cases = rows("
-        run --depth 65 | --depth 65: it takes a whole number from 1 to 64
-        run --depth=-1.5 | --depth -1.5: it takes a whole number from 1 to 64
+        run --depth 257 | --depth 257: it takes a whole number from 1 to 256
+        run --depth=-1.5 | --depth -1.5: it takes a whole number from 1 to 256
         run --strength -3 | --strength -3: it takes 'auto', or 
         run --ranks 65 | --ranks 65: it takes a whole number from 1 to 64
         run --ranks 4 --denoise-steps 2 | the parts of --denoise-steps 2 are at most 2, so 3 ranks are the most

@@ -11,12 +11,12 @@ fn what_cannot_be_planned_is_named_with_the_remedy() {
     let folder = folder("bad_plan");
     let clip = folder.write("in.y4m", &video(32, 16, "420jpeg", 1));
     let clip = clip.to_str().unwrap();
-    let many = vec!["1"; 65].join(",");
+    let many = vec!["1"; 257].join(",");
     let cases = rows("
         --stages 5 | 2 | --stages 5; give two lengths or more
         --stages 0,0 | 2 | --stages; give one a length
         --stages 1,-2 | 2 | --stages -2; from 0 to 60000
-        --stages MANY | 2 | 65 lengths; give fewer
+        --stages MANY | 2 | 257 lengths; give fewer
         --ranks 0 | 2 | --ranks 0; from 1 to 64
         --ranks 65 | 2 | --ranks 65; from 1 to 64
         --stages 1,1,1,1,1,1,1,1,1,1,1 --ranks 3 --all | 2 | more than 1000 placements; lower --ranks
@@ -109,8 +109,8 @@ fn passes_are_measured_in_all_their_parts() {
 
 #[test]
 fn ranks_with_the_most_stages_agree_on_their_lengths() {
-    let lengths = vec!["0.1"; 64].join(",");
-    let stages: Vec<String> = (0..64).map(|at| format!("s{at}@{}", at / 63)).collect();
+    let lengths = vec!["0.1"; 256].join(",");
+    let stages: Vec<String> = (0..256).map(|at| format!("s{at}@{}", at / 255)).collect();
     let args = ["bench", "overlap", "--bytes", "64", "--chunks", "2"];
     let more = ["--stages", &lengths, "--pipeline", &stages.join(",")];
     run(&mut pp(&[&args[..], &more].concat()), None).succeeded();

@@ -123,9 +123,9 @@ fn parts_are_counted_in_order_of_the_text() {
 
 #[test]
 fn default_depth_is_two_and_the_payload_edges_and_the_groups_and_bounded() {
-    let longest: Vec<_> = (0..64).map(|at| format!("s{at}@{at}")).collect();
+    let longest: Vec<_> = (0..256).map(|at| format!("s{at}@{}", at % 64)).collect();
     for (text, depth) in [
-        (&*longest.join(","), 64),
+        (&*longest.join(","), 256),
         ("a@0 -> b@1 -> c@0", 4),
         ("a@0 -> b@0 -> c@0", 2),
         ("a@0 -> b@0+1 -> c@0", 3),
@@ -140,7 +140,7 @@ fn default_depth_is_two_and_the_payload_edges_and_the_groups_and_bounded() {
 fn bad_text_is_refused_with_place_and_remedy() {
     let many = |stage: &str, n| vec![stage; n].join(",");
     let long = format!("a@0,{}@0", "b".repeat(33));
-    let stages = format!("a@0,{},c@0", many("b@0", 63));
+    let stages = format!("a@0,{},c@0", many("b@0", 255));
     for [text, position, problem] in rows("
          | 1 | the text ends; write a stage
         a@0 | 1 | the only stage
@@ -179,7 +179,7 @@ fn bad_text_is_refused_with_place_and_remedy() {
         a@0,b@1,b@0 | 5 | the sink and stands here too
         a@0,b@2,c@0 | 5 | rank 1 has no stage
         LONG | 5 | over 32 bytes
-        STAGES | 257 | one stage more than 64
+        STAGES | 1025 | one stage more than 256
     ") {
         let text = &text.replace("LONG", &long).replace("STAGES", &stages);
         let error = text.parse::<Pipeline>().expect_err(text);

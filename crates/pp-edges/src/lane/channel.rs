@@ -31,7 +31,7 @@ const _: () = assert!(PREFIX_BYTES + MAX_FRAME_BYTES <= MAX_MESSAGE_BYTES);
 
 /// The most messages of an edge that may wait to be read, and to be written. An edge has at most as many frames with
 /// payload, or credits, as slots, and a handful of frames without.
-const MOST_WAITING: usize = 256;
+const MOST_WAITING: usize = 512;
 
 /// The state that all lanes to a peer share with their leases and the receiving thread.
 #[derive(Debug)]

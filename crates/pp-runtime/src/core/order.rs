@@ -219,12 +219,17 @@ impl FixedOrder {
         stages.sort_unstable();
         stages.dedup();
         let made_before = |stage: usize| {
-            let chunks = all.iter().flat_map(|order| order.chunks_of(stage - 1));
-            (stage, chunks.collect::<Vec<u64>>())
+            // The source has no turns: what it makes comes in order.
+            let chunks = match stage {
+                1 => (0..self.chunks).collect(),
+                _ => {
+                    let before = all.iter().flat_map(|order| order.chunks_of(stage - 1));
+                    before.collect::<Vec<u64>>()
+                }
+            };
+            (stage, chunks)
         };
-        let arrivals = stages.into_iter().map(made_before);
-        // What the source makes comes in order, and stays on its rank.
-        self.arrivals = arrivals.filter(|(_, chunks)| !chunks.is_empty()).collect();
+        self.arrivals = stages.into_iter().map(made_before).collect();
         self
     }
 
@@ -262,6 +267,8 @@ impl FixedOrder {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Turns {
     turns: Arc<[Turn]>,
+    /// Stage and chunk of all that is put off, in rising order.
+    later: Arc<[(usize, u64)]>,
     chunks: u64,
     /// The next turn.
     next: usize,
@@ -283,8 +290,16 @@ impl Turns {
             let stage = at.expect("the order is one of this rank");
             Task { stage, ..task }
         };
+        let turns: Arc<[Turn]> = order.turns.iter().map(|turn| turn.map(own)).collect();
+        let put_off = |turn: &Turn| match *turn {
+            Turn::Later(Task { stage, chunk }) => Some((stage, chunk)),
+            _ => None,
+        };
+        let mut later: Vec<(usize, u64)> = turns.iter().filter_map(put_off).collect();
+        later.sort_unstable();
         Self {
-            turns: order.turns.iter().map(|turn| turn.map(own)).collect(),
+            turns,
+            later: later.into(),
             chunks: order.chunks,
             next: 0,
             first: 0,
@@ -311,8 +326,7 @@ impl Turns {
     /// Says whether the stage puts something off of the chunk that it runs.
     pub(super) fn puts_off(&self, stage: usize, chunk: ChunkIndex) -> bool {
         let chunk = chunk.get().wrapping_sub(self.first);
-        let later = Turn::Later(Task { stage, chunk });
-        self.turns[self.next..].contains(&later)
+        self.later.binary_search(&(stage, chunk)).is_ok()
     }
 
     /// A stage has begun. Two that overlap begin one after the other.

@@ -27,12 +27,6 @@ pub enum RunError {
         /// The action.
         action: Action,
     },
-    /// The first stage is not where the data are.
-    #[error("stage 0 stands on rank {rank}, and the data are on rank 0; give stage 0 to rank 0")]
-    FirstElsewhere {
-        /// The rank of stage 0.
-        rank: u32,
-    },
     /// The pipeline would be too long.
     #[error("{stages} stages; a run takes 1 to {MOST_STAGES}")]
     Stages {
@@ -61,7 +55,7 @@ pub enum RunError {
     },
 }
 
-/// A schedule on the ranks of a job, made by [`Schedule::runnable`].
+/// A schedule on the ranks of a job, made by [`Schedule::runnable`] or [`Schedule::trainable`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runnable {
     pipeline: Pipeline,
@@ -76,6 +70,12 @@ impl Runnable {
     #[must_use]
     pub fn pipeline(&self) -> &Pipeline {
         &self.pipeline
+    }
+
+    /// Chunks of a step.
+    #[must_use]
+    pub fn chunks(&self) -> u64 {
+        self.orders[0].chunks()
     }
 
     /// Returns the fixed order of each rank.
@@ -124,16 +124,26 @@ impl Schedule {
     /// # Errors
     /// [`RunError`]: the schedule has more than a run can do.
     pub fn runnable(&self, slots: u32) -> Result<Runnable, RunError> {
+        self.on_ranks(slots, false)
+    }
+
+    /// As [`Schedule::runnable`], and each step ends with one chunk more, the *exchange*. It goes forward through all stages
+    /// once they have done all else, and back. So what stage 0 sends comes to all others, the last stage knows of all, and
+    /// what it says comes to all. Behind that each stage does what it has put off of this chunk: the work of its optimizer.
+    ///
+    /// # Errors
+    /// As [`Schedule::runnable`].
+    pub fn trainable(&self, slots: u32) -> Result<Runnable, RunError> {
+        self.on_ranks(slots, true)
+    }
+
+    fn on_ranks(&self, slots: u32, exchanges: bool) -> Result<Runnable, RunError> {
         let stages = self.rank_of.len();
         if stages == 0 || stages > MOST_STAGES {
             return Err(RunError::Stages { stages });
         }
         if slots == 0 {
             return Err(RunError::NoSlots);
-        }
-        let rank = self.rank_of[0];
-        if rank != 0 {
-            return Err(RunError::FirstElsewhere { rank });
         }
         let mut actions = self.ranks.iter().flatten().flat_map(Step::actions);
         if let Some(action) = actions.find(|action| !action.op.is_compute()) {
@@ -146,9 +156,14 @@ impl Schedule {
         let depth = fits.ok_or(RunError::InFlight { depth })?;
         let pipeline: Pipeline = self.pipeline_text().parse()?;
         let order = |(rank, steps): (u32, &Vec<Step>)| {
-            let turns = steps.iter().map(|step| turn_of(step, stages)).collect();
+            let mut turns: Vec<Turn> = steps.iter().map(|step| turn_of(step, stages)).collect();
+            let mut chunks = u64::from(self.microbatches);
+            if exchanges {
+                turns.extend(self.exchange(rank));
+                chunks += 1;
+            }
             let at = (&pipeline, Rank::new(rank));
-            let order = FixedOrder::new(at, turns, self.microbatches.into());
+            let order = FixedOrder::new(at, turns, chunks);
             order.map_err(|source| RunError::Order { rank, source })
         };
         let orders = (0..).zip(&self.ranks).map(order);
@@ -158,8 +173,38 @@ impl Schedule {
             pipeline,
             orders: orders.iter().map(among).collect(),
             depth,
-            slots: slots.min(depth),
+            slots: slots.max(self.slots_of_data()).min(depth),
         })
+    }
+
+    /// What a rank does of the exchange.
+    fn exchange(&self, rank: u32) -> Vec<Turn> {
+        let own = |(at, of): (usize, &u32)| (*of == rank).then_some(at);
+        let own: Vec<usize> = (self.rank_of.iter().enumerate()).filter_map(own).collect();
+        let (stages, chunk) = (self.rank_of.len(), u64::from(self.microbatches));
+        let forward = own.iter().map(|at| 1 + at);
+        let backward = own.iter().rev().map(|at| 2 * stages - at);
+        let task = |stage| Task { stage, chunk };
+        let runs = forward.chain(backward.clone()).map(task).map(Turn::Run);
+        runs.chain(backward.map(task).map(Turn::Later)).collect()
+    }
+
+    /// The slots that the edge to stage 0 needs: data come in order, and what is run first may wait for those before it.
+    fn slots_of_data(&self) -> u32 {
+        let (mut run, mut begun, mut most) = (0, 0, 1);
+        for action in self.of_stage_0().filter(|action| action.op == Op::Forward) {
+            begun = begun.max(action.microbatch + 1);
+            most = most.max(begun - run);
+            run += 1;
+        }
+        most
+    }
+
+    fn of_stage_0(&self) -> impl Iterator<Item = Action> {
+        let rank = self.rank_of.first().map_or(0, |rank| *rank as usize);
+        let steps = self.ranks.get(rank).into_iter().flatten();
+        let actions = steps.flat_map(Step::actions);
+        actions.filter(|action| action.stage == 0)
     }
 
     fn pipeline_text(&self) -> String {
@@ -173,11 +218,7 @@ impl Schedule {
     /// Microbatches between their data, which come in order, and the end of their backward in stage 0.
     fn most_in_flight(&self) -> u64 {
         let (mut begun, mut ended, mut most) = (0, 0, 1);
-        let first = self.ranks.first().into_iter().flatten();
-        for action in first
-            .flat_map(Step::actions)
-            .filter(|action| action.stage == 0)
-        {
+        for action in self.of_stage_0() {
             match action.op {
                 Op::Forward => begun = begun.max(u64::from(action.microbatch) + 1),
                 Op::Backward | Op::BackwardInput => ended += 1,
@@ -245,11 +286,11 @@ mod tests {
     #[test]
     fn a_schedule_with_too_many_stages_or_chunks_for_a_job_is_refused() {
         let refused = |schedule: &Schedule, slots| schedule.runnable(slots).unwrap_err();
-        let stages = refused(&built(Kind::GPipe, (32, 1, 1)), 1);
-        assert_eq!(stages, RunError::Stages { stages: 32 });
-        let in_flight = refused(&built(Kind::GPipe, (2, 1, 65)), 1);
-        assert_eq!(in_flight, RunError::InFlight { depth: 65 });
-        let many = built(Kind::OneFOneB, (2, 1, 65)).runnable(1);
+        let stages = refused(&built(Kind::LoopedBfs, (32, 4, 1)), 1);
+        assert_eq!(stages, RunError::Stages { stages: 128 });
+        let in_flight = refused(&built(Kind::GPipe, (2, 1, 257)), 1);
+        assert_eq!(in_flight, RunError::InFlight { depth: 257 });
+        let many = built(Kind::OneFOneB, (2, 1, 257)).runnable(1);
         assert_eq!(many.unwrap().depth, 2);
         assert_eq!(
             refused(&built(Kind::GPipe, (2, 1, 2)), 0),
@@ -257,6 +298,30 @@ mod tests {
         );
         let gap = Schedule::parse_csv("0F0,0B0\n\n1F0,1B0").unwrap();
         assert!(matches!(refused(&gap, 1), RunError::Pipeline(_)));
+    }
+
+    #[test]
+    fn a_step_that_trains_ends_with_an_exchange() {
+        let trained = built(Kind::ZbV, (2, 2, 2)).trainable(1).unwrap();
+        assert_eq!(trained.chunks(), 3);
+        let task = |stage| Task { stage, chunk: 2 };
+        for (order, [first, second]) in trained.orders.iter().zip([[1, 4], [2, 3]]) {
+            let back = [9 - second, 9 - first];
+            let runs = [first, second, back[0], back[1]].map(|at| Turn::Run(task(at)));
+            let last = [runs.to_vec(), back.map(|at| Turn::Later(task(at))).to_vec()].concat();
+            assert!(order.turns().ends_with(&last), "{:?}", order.turns());
+        }
+    }
+
+    #[test]
+    fn stage_0_may_stand_on_any_rank() {
+        let elsewhere = Schedule::parse_csv("1F0,1F1,1B0,1B1\n0F1,0F0,0B1,0B0").unwrap();
+        let runnable = elsewhere.runnable(1).unwrap();
+        let text = "data@0 -> forward@1 -> forward@0 -> backward@0 -> backward@1 -> done@0";
+        assert_eq!(runnable.pipeline.to_string(), text);
+        // The second microbatch is run first, and both lie in slots then.
+        assert_eq!((runnable.depth, runnable.slots), (2, 2));
+        assert_eq!(runnable.orders[1].arrivals_at(1), [0, 1]);
     }
 
     #[test]

@@ -106,8 +106,8 @@ fn frames_without_end_are_refused() {
     let (_lanes, inlet, ..) = lanes();
     let frame = message(FRAME, u32::MAX, &[1; 64]);
     let taken = (0..10_000).take_while(|_| inlet.deliver(&frame).is_ok());
-    assert_eq!(taken.count(), 256);
-    assert_refused(&inlet, &frame, "256 frames wait");
+    assert_eq!(taken.count(), 512);
+    assert_refused(&inlet, &frame, "512 frames wait");
 }
 
 #[test]

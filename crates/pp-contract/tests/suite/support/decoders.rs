@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 use pp_contract::*;
 
 /// Most bytes that decoding one frame, its body and the reason of a refusal may allocate in sum.
-const FRAME_BOUND: usize = 20 << 10;
+const FRAME_BOUND: usize = 32 << 10;
 /// Laps of the edges below; those of a chunk are at most as many.
 const LAPS: u8 = 8;
 /// Most bytes that decoding a hello may allocate in sum: its texts, at most the frame, and the list

@@ -1,0 +1,144 @@
+"""The backward of a stage in two parts: the gradients of its inputs first, those of its weights later.
+
+The division of the graph is PyTorch's: it is copied from torch/distributed/pipelining/_backward.py of PyTorch 2.15, with
+changes. Copyright (c) Meta Platforms, Inc. and affiliates, under the 3-clause BSD licence that is in LICENSE-PYTORCH. It is a
+copy because that module is private and changes between versions.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node
+
+
+@dataclass
+class _Group:
+    """Weights that hang on the same nodes of the graph, and the gradients that came to those nodes."""
+
+    weights: set[Node]
+    nodes: list[Node]
+    grads: list[tuple[torch.Tensor | None, ...] | None] = field(default_factory=list)
+
+
+def node_of(tensor: torch.Tensor) -> Node | None:
+    """The node that makes a tensor, or the one that accumulates its gradient."""
+    if tensor.requires_grad and tensor.grad_fn is None:
+        # That node is created when something is made of the tensor.
+        made = tensor.view_as(tensor).grad_fn
+        assert made is not None, "gradients are off"
+        node: Node | None = made.next_functions[0][0]
+        return node
+    return tensor.grad_fn
+
+
+def _users(roots: list[Node]) -> dict[Node, list[Node]]:
+    """Of each node below the roots, the nodes that use what it makes."""
+    users: dict[Node, list[Node]] = collections.defaultdict(list)
+    waiting, seen = collections.deque(dict.fromkeys(roots)), set(roots)
+    while waiting:
+        node = waiting.popleft()
+        for below, _ in node.next_functions:
+            if below is not None:
+                users[below].append(node)
+                if below not in seen:
+                    seen.add(below)
+                    waiting.append(below)
+    return users
+
+
+def _above(start: list[Node], ends: set[Node], users: dict[Node, list[Node]]) -> tuple[set[Node], set[Node]]:
+    """The nodes above `start`, up to `ends`; and those of `ends` that were met."""
+    above, met = set(start), set()
+    waiting = collections.deque(start)
+    while waiting:
+        for node in users.get(waiting.popleft(), ()):
+            if node in ends:
+                met.add(node)
+            elif node not in above:
+                above.add(node)
+                waiting.append(node)
+    return above, met
+
+
+def _groups(inputs: list[Node], weights: list[Node], users: dict[Node, list[Node]]) -> list[_Group] | None:
+    """The weights by the nodes where they meet what depends on the inputs; None if one of them meets no such node."""
+    of_inputs, _ = _above(inputs, set(), users)
+    by_node: dict[Node, tuple[set[Node], set[Node]]] = {}
+    for weight in weights:
+        if weight not in users:
+            continue
+        _, met = _above([weight], of_inputs, users)
+        if not met:
+            return None
+        group: tuple[set[Node], set[Node]] = ({weight}, set(met))
+        for known in [by_node[node] for node in met if node in by_node]:
+            group = (group[0] | known[0], group[1] | known[1])
+        for node in group[1]:
+            by_node[node] = group
+    unique = {id(group): group for group in by_node.values()}
+    return [_Group(of, list(nodes)) for of, nodes in unique.values()]
+
+
+def divides(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[_Group] | None:
+    """How the backward of these outputs is divided; None if a weight has a gradient that comes by no input."""
+    roots = [node for node in map(node_of, outputs) if node is not None]
+    of_inputs = [node for node in map(node_of, inputs) if node is not None]
+    of_weights = [node for node in map(node_of, weights) if node is not None]
+    return _groups(of_inputs, of_weights, _users(roots))
+
+
+def backward_input(
+    outputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], groups: list[_Group]
+) -> list[torch.Tensor | None]:
+    """The gradients of the inputs. Keeps in `groups` what those of the weights take."""
+    handles = []
+
+    def keep(group: _Group, at: int) -> Any:
+        def hook(came: tuple[torch.Tensor | None, ...]) -> None:
+            group.grads[at] = came
+
+        return hook
+
+    try:
+        for group in groups:
+            group.grads = [None] * len(group.nodes)
+            for at, node in enumerate(group.nodes):
+                handles.append(node.register_prehook(keep(group, at)))
+        return list(torch.autograd.grad(outputs, inputs, grads, retain_graph=True, allow_unused=True))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def backward_weight(weights: Sequence[torch.Tensor], groups: list[_Group]) -> None:
+    """Adds the gradients of the weights to them."""
+    by_node = {node_of(weight): weight for weight in weights}
+    for group in groups:
+        edges, grads = [], []
+        for came, node in zip(group.grads, group.nodes, strict=True):
+            for at, grad in enumerate(came or ()):
+                if grad is not None:
+                    edges.append(GradientEdge(node, at))
+                    grads.append(grad)
+        if not edges:
+            continue
+        handles = []
+        try:
+            if len(group.nodes) > 1:
+                # A node below another one would get that one's gradient a second time.
+                for came, node in zip(group.grads, group.nodes, strict=True):
+                    handles.append(node.register_prehook(lambda _, came=came: came))
+            of = list(group.weights)
+            made = torch.autograd.grad(edges, [GradientEdge(node, 0) for node in of], grads)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for node, grad in zip(of, made, strict=True):
+            weight = by_node[node]
+            weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+        group.nodes, group.grads = [], []

@@ -1,0 +1,88 @@
+"""Where the loop of a rank, on the program's thread, and the driver of its job meet: once before a step and once behind it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ._stage import Tensors
+
+
+@dataclass
+class Turn:
+    """What the loop of this rank has asked for: a step ("train"), an evaluation, or a step once more that looks for the first
+    tensor that is not finite.
+    """
+
+    number: int
+    # How many steps came before.
+    step: int
+    mode: str
+    # The rank's own microbatches.
+    inputs: list[Tensors]
+    targets: list[Tensors]
+    # What the loop has issued on a GPU until now.
+    issued: Any
+
+
+@dataclass
+class Verdict:
+    """How a step ended, the same at every rank. `norm` is None where something was not finite."""
+
+    loss: float
+    norm: float | None
+    finding: dict[str, Any] | None
+
+
+class Meeting:
+    """The place where both wait for each other."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._changed = threading.Condition()
+        self._turn: Turn | None = None
+        self._verdict: tuple[int, Verdict] | None = None
+        self._end: BaseException | None = None
+
+    def offer(self, turn: Turn) -> None:
+        """The loop has come to a step."""
+        with self._changed:
+            self._turn = turn
+            self._changed.notify_all()
+
+    def end(self, error: BaseException | None, turns: int) -> None:
+        """The loop has ended. A driver that waits for it raises."""
+        with self._changed:
+            self._end = error or RuntimeError(
+                f"the loop of rank {self._rank} ended after {turns} calls of step and evaluate, and other ranks go on: give all "
+                "ranks equally many batches"
+            )
+            self._changed.notify_all()
+
+    def turn(self, number: int) -> Turn:
+        """Waits, in the driver, until the loop has come to this turn."""
+        with self._changed:
+            while self._turn is None or self._turn.number < number:
+                if self._end is not None:
+                    raise self._end
+                self._changed.wait()
+            return self._turn
+
+    def tell(self, number: int, verdict: Verdict) -> None:
+        """The driver has ended a turn."""
+        with self._changed:
+            self._verdict = number, verdict
+            self._changed.notify_all()
+
+    def verdict(self, number: int, goes_on: Callable[[], None]) -> Verdict:
+        """Waits, in the loop, for the end of a turn. `goes_on` raises if the job has ended."""
+        while True:
+            with self._changed:
+                if self._verdict is not None and self._verdict[0] == number:
+                    return self._verdict[1]
+                self._changed.wait(0.05)
+                if self._verdict is not None and self._verdict[0] == number:
+                    return self._verdict[1]
+            goes_on()

@@ -1,0 +1,90 @@
+"""The same training in one process, without ranks: what the bits of a job are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ._settings import NotFiniteError, Optimizer, cut, halves, settings
+from ._stage import ModelStage, loss_of, norm_of
+
+
+def run_plain(
+    schedule: str,
+    data: Iterable[Any],
+    *,
+    ranks: int | None = None,
+    stages_per_rank: int = 1,
+    microbatches: int,
+    stages: Callable[[int], torch.nn.Module],
+    loss: Callable[..., torch.Tensor],
+    reduction: str = "mean",
+    optimizer: Optimizer,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+    clip: float | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    watch: Callable[[int, list[ModelStage]], None] | None = None,
+) -> tuple[list[float], list[torch.nn.Module]]:
+    """Trains on all batches. Gives the loss of each step, and the modules of the stages.
+
+    Each backward is whole. The schedule says in which order a stage adds its gradients, and nothing else. `watch` is called with
+    the step and the stages before the weights move.
+    """
+    terms = settings(
+        schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
+        reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed,
+    )  # fmt: skip
+    at = torch.device(device)
+    model = [terms.made(number, at) for number in range(terms.count)]
+    order = _order(terms.schedule.actions(), terms.count)
+    losses = []
+    for step, batch in enumerate(data):
+        inputs, targets = (cut((tensor.to(at) for tensor in half), microbatches) for half in halves(batch))
+        for stage in model:
+            stage.begin(True)
+        _run(model, order, step, inputs, targets, False)
+        squares = [float(stage.squares()) for stage in model]
+        each = [float(model[-1].losses[microbatch]) for microbatch in range(microbatches)]
+        norm = norm_of(squares, each)
+        if watch is not None:
+            watch(step, model)
+        for stage in model:
+            stage.apply(norm)
+        if norm is None:
+            for stage in model:
+                stage.begin(True)
+            _run(model, order, step, inputs, targets, True)
+            for stage in model:
+                stage.apply(None)
+            found = min((stage.finding for stage in model if stage.finding), key=lambda one: one["order"])
+            raise NotFiniteError(step, terms.schedule.rank_of[found["stage"]], found["stage"], found["microbatch"], found["tensor"])
+        losses.append(loss_of(each, reduction))
+    return losses, [stage.module for stage in model]
+
+
+def _order(actions: list[list[tuple[int, str, int, bool]]], count: int) -> list[list[int]]:
+    """Of each stage the microbatches in the order in which it adds the gradients of its weights."""
+    order: list[list[int]] = [[] for _ in range(count)]
+    for of_rank in actions:
+        for stage, op, microbatch, _ in of_rank:
+            if op in ("B", "W"):
+                order[stage].append(microbatch)
+    return order
+
+
+def _run(model: list[ModelStage], order: list[list[int]], step: int, inputs: Any, targets: Any, looks: bool) -> None:
+    for microbatch, given in enumerate(inputs):
+        tensors = given
+        for stage in model:
+            tensors = tuple(one.detach().clone() for one in tensors)
+            if stage.number > 0:
+                needs = [one.requires_grad for one in made]
+                tensors = tuple(one.requires_grad_(need) for one, need in zip(tensors, needs, strict=True))
+            made = stage.forward((step, microbatch), tensors, targets[microbatch], True, looks)
+            tensors = made
+    grads: dict[int, list[torch.Tensor]] = {microbatch: [] for microbatch in range(len(inputs))}
+    for stage in reversed(model):
+        grads = {microbatch: stage.backward(microbatch, grads[microbatch], looks) for microbatch in order[stage.number]}

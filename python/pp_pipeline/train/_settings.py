@@ -1,0 +1,117 @@
+"""What a trainer and the plain loop are told alike, and the parts that both are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _native
+from ._stage import ModelStage, Tensors, seed_of, seeded
+
+Optimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+class NotFiniteError(ArithmeticError):
+    """A loss or a gradient is not finite. Weights, buffers and optimizers are as before the step.
+
+    It names the first one: `stage`, its `rank`, `microbatch` and `tensor`.
+    """
+
+    def __init__(self, step: int, rank: int, stage: int, microbatch: int, tensor: str) -> None:
+        super().__init__(
+            f"step {step}: {tensor} of stage {stage} (rank {rank}) is not finite in microbatch {microbatch}; the weights are as before"
+        )
+        self.step, self.rank, self.stage, self.microbatch, self.tensor = step, rank, stage, microbatch, tensor
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is trained, whatever runs it."""
+
+    schedule: _native.Schedule
+    microbatches: int
+    stages: Callable[[int], torch.nn.Module]
+    loss: Callable[..., torch.Tensor]
+    reduction: str
+    optimizer: Optimizer
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None
+    clip: float | None
+    seed: int
+
+    @property
+    def count(self) -> int:
+        """The stages of the model."""
+        return len(self.schedule.rank_of)
+
+    def made(self, number: int, device: torch.device) -> ModelStage:
+        """A stage of the model, its random numbers drawn by seed and number."""
+        # No step has this number.
+        with seeded(seed_of(self.seed, 2**63, number, 0), torch.device("cpu")):
+            module = self.stages(number)
+        return ModelStage(number, number == self.count - 1, module, self, device)
+
+
+def settings(
+    schedule: str,
+    *,
+    ranks: int | None,
+    stages_per_rank: int,
+    microbatches: int,
+    stages: Callable[[int], torch.nn.Module],
+    loss: Callable[..., torch.Tensor],
+    reduction: str,
+    optimizer: Optimizer,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None,
+    clip: float | None,
+    seed: int,
+) -> Settings:
+    """Checks what a trainer is given. `schedule` is a name that `pp schedule list` prints, or a file that ends in .csv."""
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction={reduction!r}: give 'mean', if the loss is a mean over its microbatch, or 'sum'")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip={clip!r}: give the largest norm of all gradients, above 0, or None")
+    if schedule.endswith(".csv"):
+        with open(schedule, encoding="utf-8") as file:
+            made = _native.Schedule.csv(file.read())
+        if made.microbatches != microbatches:
+            raise ValueError(f"microbatches={microbatches}, and {schedule} has {made.microbatches}: give that number")
+        has = max(made.rank_of) + 1
+        if ranks is not None and ranks != has:
+            raise ValueError(f"ranks={ranks}, and {schedule} has {has}: give that number, or leave ranks= out")
+    else:
+        if ranks is None:
+            raise TypeError(f"schedule {schedule!r} takes ranks=: on how many ranks the model stands")
+        made = _native.Schedule.build(schedule, ranks, stages_per_rank, microbatches)
+    return Settings(made, microbatches, stages, loss, reduction, optimizer, scheduler, clip, seed)
+
+
+def tensors_of(what: str, given: Any) -> Tensors:
+    """A tensor, or several, as a tuple."""
+    tensors = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        raise TypeError(f"the {what} of a batch are {type(given).__name__}: give a tensor, or a tuple of tensors")
+    return tensors
+
+
+def halves(batch: Any) -> tuple[Tensors, Tensors]:
+    """The inputs and the targets of a batch."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise TypeError("a batch is (inputs, targets), each a tensor or a tuple of tensors")
+    return tensors_of("inputs", batch[0]), tensors_of("targets", batch[1])
+
+
+def cut(tensors: Iterable[torch.Tensor], microbatches: int) -> list[Tensors]:
+    """Equal microbatches of tensors, along dimension 0."""
+    whole = list(tensors)
+    for tensor in whole:
+        rows = tensor.shape[0] if tensor.dim() else 0
+        if rows == 0 or rows % microbatches or rows != whole[0].shape[0]:
+            shapes = ", ".join(str(tuple(one.shape)) for one in whole)
+            raise ValueError(
+                f"a batch of {shapes} is not {microbatches} equal microbatches along dimension 0: give all tensors the same number of "
+                f"rows, a multiple of {microbatches}"
+            )
+    return [tuple(part) for part in zip(*(tensor.chunk(microbatches) for tensor in whole), strict=True)] or [()] * microbatches

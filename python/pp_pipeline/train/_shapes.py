@@ -1,0 +1,65 @@
+"""What travels between the stages of a model: names, shapes and types.
+
+A tensor that needs a gradient is called `g0`, `g1` and so on by its place among the inputs of a stage, one that needs none `x0`,
+`x1`, and a target `t0`. A gradient is called `d0`. The exchange at the end of a step has `numbers` and `finding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .._stages import Spec
+
+Specs = dict[str, Spec]
+# Most bytes of what is told of a tensor that is not finite.
+FINDING = 1024
+
+
+def inputs_in(names: Any) -> list[str]:
+    """The names of a stage's inputs among these, by their places."""
+    return sorted((name for name in names if name[0] in "gx"), key=lambda name: int(name[1:]))
+
+
+def targets_in(names: Any) -> list[str]:
+    """The names of the targets among these."""
+    return sorted((name for name in names if name[0] == "t"), key=lambda name: int(name[1:]))
+
+
+def is_exchange(names: Any) -> bool:
+    """Says whether these are the tensors of an exchange."""
+    return "numbers" in names
+
+
+def exchange_specs(stages: int, microbatches: int) -> Specs:
+    """The tensors of an exchange: turn, mode, the squares of each stage, the loss of each microbatch; and a text."""
+    return {"numbers": Spec((2 + stages + microbatches,), torch.float64), "finding": Spec((FINDING,), torch.uint8)}
+
+
+def _dtype(spec: Spec) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, spec.dtype) if isinstance(spec.dtype, str) else spec.dtype
+    return dtype
+
+
+def outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec]) -> Specs:
+    """The outputs of a stage for inputs like these. Nothing is computed."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        own = [*module.named_parameters(), *module.named_buffers()]
+        state = {name: mode.from_tensor(tensor) for name, tensor in own}
+        inputs = [
+            torch.empty(specs[name].shape, dtype=_dtype(specs[name]), requires_grad=name[0] == "g") for name in inputs_in(specs)
+        ]
+        try:
+            with torch.enable_grad():
+                made = torch.func.functional_call(module.cpu() if not own else module, state, tuple(inputs))
+        except Exception as error:
+            shapes = ", ".join(f"{tuple(one.shape)} {one.dtype}" for one in inputs)
+            raise ValueError(f"stage {number} cannot work on inputs of {shapes}: {type(error).__name__}: {error}") from error
+        outputs = made if isinstance(made, (tuple, list)) else (made,)
+        if not all(isinstance(output, torch.Tensor) for output in outputs):
+            raise TypeError(f"stage {number} gave {type(made).__name__}: a stage gives a tensor, or a tuple of tensors")
+        rows = enumerate(outputs)
+        return {f"{'g' if one.requires_grad else 'x'}{at}": Spec(tuple(one.shape), one.dtype) for at, one in rows}

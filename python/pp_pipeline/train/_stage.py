@@ -1,0 +1,249 @@
+"""A stage of a model: what it does with a microbatch, and with all of them at the end of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils import checkpoint
+
+from ._backward import backward_input, backward_weight, divides
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def seed_of(seed: int, step: int, stage: int, microbatch: int) -> int:
+    """The seed of a forward. All numbers take part, by the mixing of splitmix64 (Steele et al. 2014)."""
+    mixed = seed
+    for number in (step, stage, microbatch):
+        mixed = (mixed + 0x9E3779B97F4A7C15 * (number + 1)) % 2**64
+        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+        mixed ^= mixed >> 31
+    return mixed % 2**63
+
+
+class seeded:
+    """Sets PyTorch's random numbers within a `with`, and gives the program its own back behind it."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed, self._gpu = seed, device if device.type == "cuda" else None
+
+    def __enter__(self) -> None:
+        self._state = torch.get_rng_state()
+        self._of_gpu = torch.cuda.get_rng_state(self._gpu) if self._gpu else None
+        torch.default_generator.manual_seed(self._seed)
+        if self._gpu:
+            torch.cuda.manual_seed(self._seed)
+
+    def __exit__(self, *_: Any) -> None:
+        torch.set_rng_state(self._state)
+        if self._gpu:
+            torch.cuda.set_rng_state(self._of_gpu, self._gpu)
+
+
+class ModelStage:
+    """One stage of a model with its module and its optimizer. It knows neither ranks nor edges.
+
+    `number` is its place in the model, `is_last` says that it has the loss, and `microbatches` is how many a step has.
+    """
+
+    def __init__(self, number: int, is_last: bool, module: Any, settings: Any, device: torch.device) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"stages({number}) gave {module!r}: it must give a torch.nn.Module")
+        self.number, self._is_last, self._settings, self.device = number, is_last, settings, device
+        self.module = module.to(device)
+        self._params = [p for p in self.module.parameters() if p.requires_grad]
+        self._optimizer = settings.optimizer(self._params) if self._params else None
+        scheduler = settings.scheduler
+        self._scheduler = scheduler(self._optimizer) if scheduler is not None and self._optimizer is not None else None
+        # Of each microbatch: its outputs and inputs until the backward, and what is left for the weights.
+        self._kept: dict[int, tuple[Tensors, Tensors]] = {}
+        self._undone: dict[int, Any] = {}
+        self._buffers: list[torch.Tensor] = []
+        self.losses: dict[int, torch.Tensor] = {}
+        # The backward is not divided. The first forward tells.
+        self._is_whole = False
+        self._is_new = True
+        self.finding: dict[str, Any] | None = None
+
+    def begin(self, trains: bool) -> None:
+        """A step begins, or an evaluation."""
+        self.losses.clear()
+        self.finding = None
+        self.module.train(trains)
+        self._buffers = [buffer.clone() for buffer in self.module.buffers()] if trains else []
+
+    def forward(self, at: tuple[int, int], inputs: Tensors, targets: Tensors, trains: bool, looks: bool = False) -> Tensors:
+        """Runs step and microbatch `at`. Gives what goes on; of the last stage nothing."""
+        step, microbatch = at
+        with seeded(seed_of(self._settings.seed, step, self.number, microbatch), self.device), torch.set_grad_enabled(trains):
+            with _Checkpoints() if self._is_new and trains else nullcontext() as checkpoints:
+                made = self.module(*inputs)
+            outputs = made if isinstance(made, (tuple, list)) else (made,)
+            if not all(isinstance(output, torch.Tensor) for output in outputs):
+                raise TypeError(f"stage {self.number} gave {type(made).__name__}: a stage gives a tensor, or a tuple of tensors")
+            if self._is_last:
+                loss = self._settings.loss(made, *targets)
+                if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                    raise TypeError(f"loss gave {loss!r}: it gives a tensor of one number")
+                self.losses[microbatch] = loss.detach().double().reshape(())
+                outputs = (loss,)
+        if looks:
+            names = ["loss"] if self._is_last else [f"output {at}" for at in range(len(outputs))]
+            self._look(0, microbatch, zip(names, outputs, strict=True))
+        if trains:
+            if checkpoints is not None:
+                self._is_whole, self._is_new = checkpoints.were_made or _is_compiled(outputs), False
+            self._kept[microbatch] = tuple(outputs), inputs
+        return () if self._is_last else tuple(outputs)
+
+    def backward(self, microbatch: int, grads: Sequence[torch.Tensor], looks: bool = False) -> list[torch.Tensor]:
+        """The whole backward. Gives the gradients of the inputs that need one."""
+        outputs, inputs = self._kept.pop(microbatch)
+        roots, came = self._roots(outputs, grads)
+        if roots:
+            torch.autograd.backward(roots, came)
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        made = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in wanted]
+        if looks:
+            self._look_behind(microbatch, made)
+        return made
+
+    def backward_input(self, microbatch: int, grads: Sequence[torch.Tensor], looks: bool = False) -> list[torch.Tensor]:
+        """The part of the backward for the inputs. `backward_weight` does the rest."""
+        outputs, inputs = self._kept[microbatch]
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        if not wanted:
+            # Without an input that needs a gradient there is nothing to divide: all of it is for the weights.
+            self._undone[microbatch] = [grad.clone() for grad in grads]
+            return []
+        roots, came = self._roots(outputs, grads)
+        groups = None if self._is_whole or not roots else divides(roots, wanted, self._params)
+        if groups is None:
+            self._undone[microbatch] = None
+            return self.backward(microbatch, grads, looks)
+        made = backward_input(roots, came, wanted, groups)
+        self._kept.pop(microbatch)
+        self._undone[microbatch] = groups
+        whole = [torch.zeros_like(tensor) if grad is None else grad for tensor, grad in zip(wanted, made, strict=True)]
+        if looks:
+            self._look(1, microbatch, ((f"gradient of input {at}", grad) for at, grad in enumerate(whole)))
+        return whole
+
+    def backward_weight(self, microbatch: int, looks: bool = False) -> None:
+        """The part of the backward for the weights."""
+        undone = self._undone.pop(microbatch)
+        if microbatch in self._kept:
+            self.backward(microbatch, undone)
+        elif undone is not None:
+            backward_weight(self._params, undone)
+        if looks:
+            self._look_behind(microbatch, [])
+
+    def _roots(self, outputs: Tensors, grads: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        roots = [output for output in outputs if output.requires_grad]
+        if self._is_last:
+            return roots, [torch.ones_like(root) for root in roots]
+        return roots, list(grads)
+
+    def _look_behind(self, microbatch: int, made: Sequence[torch.Tensor]) -> None:
+        named = [(f"gradient of {name}", p.grad) for name, p in self.module.named_parameters() if p.grad is not None]
+        self._look(1, microbatch, [*((f"gradient of input {at}", grad) for at, grad in enumerate(made)), *named])
+
+    def _look(self, kind: int, microbatch: int, tensors: Any) -> None:
+        """Keeps the first tensor that is not finite, as `NotFiniteError` tells it."""
+        for name, tensor in tensors:
+            if self.finding is None and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                order = [kind, microbatch, -self.number if kind else self.number]
+                self.finding = {"order": order, "stage": self.number, "microbatch": microbatch, "tensor": name}
+
+    def squares(self) -> torch.Tensor:
+        """Makes the gradients of the step of what was added up, and gives the sum of their squares in f64."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for p in self._params:
+            if p.grad is not None:
+                if self._settings.reduction == "mean":
+                    p.grad.div_(self._settings.microbatches)
+                total += p.grad.double().square().sum()
+        return total
+
+    def apply(self, norm: float | None) -> None:
+        """Ends a step: with the norm of all gradients the weights move, and without it everything is as before the step."""
+        if norm is None:
+            for buffer, before in zip(self.module.buffers(), self._buffers, strict=True):
+                buffer.copy_(before)
+        elif self._optimizer is not None:
+            clip = self._settings.clip
+            if clip is not None and norm > clip:
+                for p in self._params:
+                    if p.grad is not None:
+                        p.grad.mul_(clip / norm)
+            self._optimizer.step()
+            if self._scheduler is not None:
+                self._scheduler.step()
+        for p in self._params:
+            p.grad = None
+
+
+def norm_of(squares: Sequence[float], losses: Sequence[float]) -> float | None:
+    """The norm of all gradients from the sums of the stages, in their order; None if a loss or a gradient is not finite."""
+    total = 0.0
+    for one in squares:
+        total += one
+    is_finite = math.isfinite(total) and all(math.isfinite(loss) for loss in losses)
+    return math.sqrt(total) if is_finite else None
+
+
+def loss_of(losses: Sequence[float], reduction: str) -> float:
+    """The loss of a step, added in the order of the microbatches."""
+    total = 0.0
+    for one in losses:
+        total += one
+    return total / len(losses) if reduction == "mean" else total
+
+
+class _Checkpoints:
+    """Notices whether activations are checkpointed within a `with`."""
+
+    _frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
+
+    def __init__(self) -> None:
+        self.were_made = False
+
+    def __enter__(self) -> _Checkpoints:
+        frame = self._frame
+        if frame is not None:
+
+            def noticed(*args: Any, **more: Any) -> Any:
+                self.were_made = True
+                return frame(*args, **more)
+
+            checkpoint._CheckpointFrame = noticed  # type: ignore[attr-defined,unused-ignore]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._frame is not None:
+            checkpoint._CheckpointFrame = self._frame  # type: ignore[attr-defined,unused-ignore]
+
+
+def _is_compiled(outputs: Sequence[torch.Tensor]) -> bool:
+    """Says whether torch.compile made a part of the graph: its backward runs once, and cannot be divided."""
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(waiting)
+    is_compiled = False
+    while waiting:
+        node = waiting.pop()
+        name = node.name()
+        if name == "CheckpointFunctionBackward":
+            raise TypeError("re-entrant checkpoints cannot run in a pipeline: give checkpoint(..., use_reentrant=False)")
+        is_compiled = is_compiled or name.startswith("CompiledFunction")
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append(below)
+    return is_compiled
+

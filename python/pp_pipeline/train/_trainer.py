@@ -1,0 +1,223 @@
+"""A model that ranks train together."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _native
+from .._flow import Run
+from .._job import Job
+from .._stages import Item, specs_of_item
+from . import _shapes
+from ._meeting import Meeting, Turn, Verdict
+from ._settings import NotFiniteError, Optimizer, cut, halves, settings
+from ._stage import Tensors
+from ._work import Backward, Forward, Rank
+
+
+class Trainer:
+    """Trains a model whose stages stand on several ranks, in the order of a schedule.
+
+    `schedule` is a name that `pp schedule list` prints, or a file of that form that ends in .csv. `stages(s)` gives stage s of the
+    model, and is called on its rank; rank 0 calls it for every stage once, to learn what the stages make. `loss(output, *targets)`
+    gives one number for a microbatch; `reduction` says whether it is a "mean" over its rows, or a "sum". `optimizer(parameters)` and
+    `scheduler(optimizer)` are called for each stage. `clip` is the largest norm of all gradients together. `seed` decides all random
+    numbers in the stages. With `own_inputs` the rank of stage 0 takes the inputs of its own loop, and with `own_targets` the rank of
+    the last stage its targets; otherwise rank 0 sends its own. `devices`, `stuck_after`, `first_after`, `report` and `command` are
+    those of `Job`.
+
+    Every rank runs the same loop over `step`. `close()`, or the end of a `with`, ends the job.
+    """
+
+    def __init__(
+        self,
+        schedule: str,
+        *,
+        ranks: int | None = None,
+        stages_per_rank: int = 1,
+        microbatches: int,
+        stages: Callable[[int], torch.nn.Module],
+        loss: Callable[..., torch.Tensor],
+        reduction: str = "mean",
+        optimizer: Optimizer,
+        scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+        clip: float | None = None,
+        seed: int = 0,
+        own_inputs: bool = False,
+        own_targets: bool = False,
+        devices: list[str] | None = None,
+        stuck_after: float | None = None,
+        first_after: float = 600.0,
+        report: str | None = None,
+        command: list[str] | None = None,
+    ) -> None:
+        self._settings = settings(
+            schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
+            reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed,
+        )  # fmt: skip
+        self._of_job = dict(devices=devices, stuck_after=stuck_after, first_after=first_after, report=report, command=command)
+        self._own_inputs, self._own_targets = own_inputs, own_targets
+        self._turns = self._steps = 0
+        self._shapes: Any = None
+        self._run: Run | None = None
+        self._is_closed = False
+        self._verdict: Verdict | None = None
+
+    def step(self, batch: Any) -> float:
+        """Trains on a batch, `(inputs, targets)`. Gives its loss, the same number at every rank.
+
+        Raises `NotFiniteError` if a loss or a gradient is not finite, and what `Job.run` raises if the job ends.
+        """
+        verdict = self._take("train", batch)
+        if verdict.norm is None:
+            # The same once more tells where it began: the weights have not moved.
+            found = self._take("look", batch).finding
+            step, self._steps = self._steps, self._steps + 1
+            if found is None:
+                raise NotFiniteError(step, 0, 0, 0, "the sum of the squares of all gradients")
+            rank = self._settings.schedule.rank_of[found["stage"]]
+            raise NotFiniteError(step, rank, found["stage"], found["microbatch"], found["tensor"])
+        self._steps += 1
+        self._verdict = verdict
+        return verdict.loss
+
+    def evaluate(self, batch: Any) -> float:
+        """The loss of a batch in evaluation mode. No gradient is made, and no weight moves."""
+        return self._take("evaluate", batch).loss
+
+    @property
+    def norm(self) -> float | None:
+        """The norm of all gradients of the last step, before it was clipped."""
+        return self._verdict.norm if self._verdict is not None else None
+
+    @property
+    def modules(self) -> dict[int, torch.nn.Module]:
+        """The modules of the stages that stand on this rank, by their number, once a step was made. Look at them between steps."""
+        return {number: stage.module for number, stage in sorted(self._rank.stages.items())} if self._run is not None else {}
+
+    def close(self) -> None:
+        """Ends the job, once all that was begun is done. At other ranks than 0 this waits for the loop of rank 0 to end."""
+        self._end(None)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._is_closed or self._run is None:
+            self._is_closed = True
+            return
+        self._is_closed = True
+        self._meeting.end(error, self._turns)
+        if self._run.is_rank_0:
+            self._stream.end(error=error)
+        try:
+            self._run.finish()
+        except BaseException:
+            # It is the loop's own, or comes of it.
+            if error is None:
+                raise
+
+    def _take(self, mode: str, batch: Any) -> Verdict:
+        if self._is_closed:
+            raise RuntimeError("the trainer is closed: make another one")
+        parts = [cut(half, self._settings.microbatches) for half in halves(batch)]
+        inputs, targets = parts
+        shapes = [(tuple(one.shape), one.dtype) for half in halves(batch) for one in half]
+        if self._run is None:
+            self._shapes = shapes
+            self._begin(inputs[0], targets[0])
+        elif shapes != self._shapes:
+            raise ValueError(f"a batch of {shapes}, and the first had {self._shapes}: give batches of one shape and type")
+        number, self._turns = self._turns, self._turns + 1
+        issued = None
+        if any(one.is_cuda for half in parts for one in half[0]):
+            issued = torch.cuda.Event()
+            issued.record()
+        self._meeting.offer(Turn(number, self._steps, mode, inputs, targets, issued))
+        if self._run.is_rank_0:
+            for microbatch in range(self._settings.microbatches):
+                self._push(Item(self._sent(inputs[microbatch], targets[microbatch])))
+            self._push(Item(self._exchange))
+        return self._meeting.verdict(number, self._goes_on)
+
+    def _sent(self, inputs: Tensors, targets: Tensors) -> dict[str, torch.Tensor]:
+        """What the source sends of a microbatch."""
+        sent = {} if self._own_inputs else {f"x{at}": one for at, one in enumerate(inputs)}
+        if not self._own_targets:
+            sent.update((f"t{at}", one) for at, one in enumerate(targets))
+        return sent
+
+    def _push(self, item: Item) -> None:
+        try:
+            while not self._stream.push(item, None, False, 0.2):
+                self._goes_on()
+        except RuntimeError:
+            self._goes_on()
+            raise
+
+    def _goes_on(self) -> None:
+        """Raises what has ended the job, if it has ended."""
+        assert self._run is not None
+        if self._run.is_over(0.0):
+            self._is_closed = True
+            self._run.finish()
+            raise RuntimeError(f"the job ended after {self._turns - 1} calls of step and evaluate: the loop of rank 0 has ended")
+
+    def _begin(self, inputs: Tensors, targets: Tensors) -> None:
+        terms = self._settings
+        placed = _native.place()
+        rank = 0 if placed is None else placed[0]
+        self._meeting = Meeting(rank)
+        self._rank = Rank(rank, terms, self._meeting, self._own_inputs, self._own_targets)
+        self._rank.first_specs = specs_of_item(Item({f"x{at}": one for at, one in enumerate(inputs)}))
+        specs = _shapes.exchange_specs(terms.count, terms.microbatches)
+        self._exchange = {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
+        kinds = [specs_of_item(Item(self._sent(inputs, targets))), specs]
+        job = Job(
+            terms.schedule.pipeline,
+            most=kinds,
+            forward=type("Forward", (Forward,), {"of": self._rank}),
+            backward=type("Backward", (Backward,), {"of": self._rank}),
+            done=_nothing,
+            **self._of_job,
+        )
+        job.follow(terms.schedule, self._agreed())
+        flow = _native.Flow(terms.microbatches + 1, 2**62, False)
+        self._stream = flow.stream(False)
+        flow.end()
+        run = job._begin(flow, None)
+        if run is None:
+            raise RuntimeError("a trainer must be the first job that its ranks come to")
+        self._run = run
+        _close_at_exit(weakref.ref(self))
+
+    def _agreed(self) -> list[tuple[str, str]]:
+        """What all ranks must have alike."""
+        terms = self._settings
+        about = {
+            "torch": torch.__version__, "seed": terms.seed, "reduction": terms.reduction, "clip": terms.clip,
+            "own": [self._own_inputs, self._own_targets],
+        }  # fmt: skip
+        return [(f"train.{name}", json.dumps(value)) for name, value in about.items()]
+
+
+def _nothing(chunk: Any) -> None:
+    """The sink of the job."""
+
+
+def _close_at_exit(trainer: weakref.ref[Trainer]) -> None:
+    def close() -> None:
+        own = trainer()
+        if own is not None:
+            own.close()
+
+    atexit.register(close)

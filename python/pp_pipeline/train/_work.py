@@ -1,0 +1,254 @@
+"""The stages of a job that trains: each stage of the model stands there as a forward and as a backward."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .._stages import At, Chunk, Out, Spec
+from . import _shapes
+from ._meeting import Meeting, Turn, Verdict
+from ._settings import Settings
+from ._shapes import Specs
+from ._stage import ModelStage, Tensors, loss_of, norm_of
+
+# The modes of a turn, as they travel.
+_MODES = ["train", "evaluate", "look"]
+
+
+class Rank:
+    """The stages of the model that stand on this rank, and where their job is. The driver alone calls it."""
+
+    def __init__(self, rank: int, settings: Settings, meeting: Meeting, own_inputs: bool, own_targets: bool) -> None:
+        self.rank, self.settings, self.meeting = rank, settings, meeting
+        self.own_inputs, self.own_targets = own_inputs, own_targets
+        self.stages: dict[int, ModelStage] = {}
+        self._specs: dict[int, Specs] = {}
+        self._splits = {
+            (stage, microbatch)
+            for actions in settings.schedule.actions()
+            for stage, op, microbatch, _ in actions
+            if op == "W"
+        }
+        self._own = [number for number, rank_of in enumerate(settings.schedule.rank_of) if rank_of == rank]
+        self._turn: Turn | None = None
+        self._left = 0
+        self._verdict: Verdict | None = None
+        self.first_specs: Specs = {}
+
+    def splits(self, stage: int, microbatch: int) -> bool:
+        """Says whether the backward of a microbatch has two parts."""
+        return (stage, microbatch) in self._splits
+
+    def stage(self, number: int, device: str) -> ModelStage:
+        """A stage of this rank; it is made at the first call."""
+        if number not in self.stages:
+            self.stages[number] = self.settings.made(number, torch.device(device))
+        return self.stages[number]
+
+    def turn(self, number: int) -> Turn:
+        """The turn that the driver is at. At its first work in it the driver waits for the loop."""
+        if self._turn is None or self._turn.number != number:
+            turn = self.meeting.turn(number)
+            if turn.issued is not None:
+                torch.cuda.current_stream().wait_event(turn.issued)
+            for stage in self.stages.values():
+                stage.begin(turn.mode != "evaluate")
+            self._turn, self._left, self._verdict = turn, len(self._own), None
+        return self._turn
+
+    def ends(self, number: int, numbers: torch.Tensor, finding: torch.Tensor) -> Verdict:
+        """What the exchange says of a turn."""
+        if self._verdict is None:
+            turn, mode, *rest = numbers.tolist()
+            own = self._turn
+            assert own is not None and turn == number
+            if _MODES[int(mode)] != own.mode:
+                raise RuntimeError(
+                    f"rank {self.rank} came to {own.mode!r} where the rank of stage 0 came to {_MODES[int(mode)]!r}: let all ranks "
+                    "run the same loop"
+                )
+            count = self.settings.count
+            squares, losses = rest[:count], rest[count:]
+            text = bytes(finding.tolist()).rstrip(b"\0")
+            found = json.loads(text) if text else None
+            norm = norm_of(squares, losses) if own.mode == "train" else None
+            self._verdict = Verdict(loss_of(losses, self.settings.reduction), norm, found)
+        return self._verdict
+
+    def leaves(self, number: int) -> None:
+        """A stage has ended a turn. The last one tells the loop."""
+        self._left -= 1
+        if self._left == 0:
+            assert self._verdict is not None
+            if any(stage.device.type == "cuda" for stage in self.stages.values()):
+                torch.cuda.current_stream().synchronize()
+            self.meeting.tell(number, self._verdict)
+
+    # What travels.
+
+    def forward_specs(self, number: int, inputs: Mapping[str, Spec]) -> Specs:
+        """The tensors behind the forward of a stage."""
+        if _shapes.is_exchange(inputs):
+            return dict(inputs)
+        self._specs[number] = {name: inputs[name] for name in _shapes.inputs_in(inputs)}
+        if number == self.settings.count - 1:
+            return {}
+        module = self.stages[number].module if number in self.stages else self.settings.stages(number)
+        targets = {name: inputs[name] for name in _shapes.targets_in(inputs)}
+        return {**_shapes.outputs_of(number, module, inputs), **targets}
+
+    def backward_specs(self, number: int, inputs: Mapping[str, Spec]) -> Specs:
+        """The tensors behind the backward of a stage."""
+        if _shapes.is_exchange(inputs):
+            return dict(inputs)
+        wanted = [spec for name, spec in self._specs[number].items() if name[0] == "g"]
+        return {f"d{at}": spec for at, spec in enumerate(wanted)}
+
+
+class _Work:
+    """What a forward and a backward have in common. `of` is the rank, which a subclass of its own names."""
+
+    of: Rank
+    arrays = "torch"
+    # Gradients are recorded, and no mode of inference is on.
+    inference = False
+    is_forward: bool
+
+    def __init__(self, at: At) -> None:
+        self.number = self._number(at)
+        self.stage = self.of.stage(self.number, at.device)
+
+    @classmethod
+    def _number(cls, at: At) -> int:
+        return at.part if cls.is_forward else at.parts - 1 - at.part
+
+    def _at(self, chunk: int) -> tuple[int, int]:
+        return divmod(chunk, self.of.settings.microbatches + 1)
+
+    def run(self, chunk: Chunk, out: Out) -> None:
+        """Works on a microbatch, or on the exchange."""
+        number, microbatch = self._at(chunk.index)
+        turn = self.of.turn(number)
+        if microbatch == self.of.settings.microbatches:
+            self.exchange(number, turn, chunk, out)
+        else:
+            self.work(turn, microbatch, chunk, out)
+
+    def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
+        raise NotImplementedError
+
+    def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
+        raise NotImplementedError
+
+
+class Forward(_Work):
+    """The forward of a stage."""
+
+    is_forward = True
+
+    @classmethod
+    def outputs(cls, inputs: Specs, at: At) -> Specs:
+        """The tensors that go on."""
+        if at.part == 0 and cls.of.own_inputs and not _shapes.is_exchange(inputs):
+            inputs = {**cls.of.first_specs, **inputs}
+        return cls.of.forward_specs(cls._number(at), inputs)
+
+    def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
+        names = list(chunk)
+        device = self.stage.device
+        if self.number == 0 and self.of.own_inputs:
+            inputs: Tensors = tuple(one.to(device) for one in turn.inputs[microbatch])
+        else:
+            # The slot goes back before autograd has read what it keeps.
+            inputs = tuple(chunk[name].clone() for name in _shapes.inputs_in(names))
+            for name, one in zip(_shapes.inputs_in(names), inputs, strict=True):
+                one.requires_grad_(name[0] == "g" and turn.mode != "evaluate")
+        is_last = self.number == self.of.settings.count - 1
+        targets: Tensors = ()
+        if is_last and self.of.own_targets:
+            targets = tuple(one.to(device) for one in turn.targets[microbatch])
+        elif is_last:
+            targets = tuple(chunk[name].clone() for name in _shapes.targets_in(names))
+        trains, looks = turn.mode != "evaluate", turn.mode == "look"
+        made = self.stage.forward((turn.step, microbatch), inputs, targets, trains, looks)
+        if is_last:
+            return
+        for name, one in zip(_shapes.inputs_in(out), made, strict=True):
+            out[name].copy_(one.detach())
+        for name in _shapes.targets_in(names):
+            out[name].copy_(chunk[name])
+
+    def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
+        stage, settings = self.stage, self.of.settings
+        numbers, finding = out["numbers"], out["finding"]
+        finding.copy_(chunk["finding"])
+        if self.number == 0:
+            numbers.zero_()
+            numbers[0], numbers[1] = number, _MODES.index(turn.mode)
+        else:
+            numbers.copy_(chunk["numbers"])
+        if turn.mode == "train":
+            numbers[2 + self.number].copy_(stage.squares())
+        if self.number == settings.count - 1:
+            losses = [stage.losses[microbatch] for microbatch in range(settings.microbatches)]
+            numbers[2 + settings.count :].copy_(torch.stack(losses))
+        if turn.mode == "look" and stage.finding is not None:
+            self._add(finding, stage.finding)
+
+    def _add(self, finding: torch.Tensor, own: dict[str, Any]) -> None:
+        """Puts what this stage has found in place of what a stage before has found later."""
+        text = bytes(finding.tolist()).rstrip(b"\0")
+        if text and json.loads(text)["order"] <= own["order"]:
+            return
+        own = {**own, "tensor": own["tensor"][:200]}
+        told = json.dumps(own).encode()[: _shapes.FINDING].ljust(_shapes.FINDING, b"\0")
+        finding.copy_(torch.tensor(list(told), dtype=torch.uint8))
+
+
+class Backward(_Work):
+    """The backward of a stage, and its part of the end of a step."""
+
+    is_forward = False
+    _ended: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @classmethod
+    def outputs(cls, inputs: Specs, at: At) -> Specs:
+        """The gradients that go on."""
+        return cls.of.backward_specs(cls._number(at), inputs)
+
+    def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
+        if turn.mode == "evaluate":
+            for gradient in out.values():
+                gradient.zero_()
+            return
+        looks = turn.mode == "look"
+        grads = [chunk[f"d{at}"].clone() for at in range(len(list(chunk)))]
+        if self.of.splits(self.number, microbatch):
+            made = self.stage.backward_input(microbatch, grads, looks)
+        else:
+            made = self.stage.backward(microbatch, grads, looks)
+        for at, gradient in enumerate(made):
+            out[f"d{at}"].copy_(gradient)
+
+    def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
+        for name in ("numbers", "finding"):
+            out[name].copy_(chunk[name])
+        self._ended = chunk["numbers"].clone(), chunk["finding"].clone()
+
+    def later(self, chunk: int) -> None:
+        """The part of a backward for the weights, and the work of the optimizer behind the exchange."""
+        number, microbatch = self._at(chunk)
+        turn = self.of.turn(number)
+        if microbatch < self.of.settings.microbatches:
+            if turn.mode != "evaluate":
+                self.stage.backward_weight(microbatch, turn.mode == "look")
+            return
+        assert self._ended is not None
+        verdict = self.of.ends(number, *self._ended)
+        if turn.mode != "evaluate":
+            self.stage.apply(verdict.norm)
+        self.of.leaves(number)

@@ -1,0 +1,94 @@
+//! Training schedules for the package: checked, and as the order in which the ranks of a job work.
+
+use pp_runtime::schedule::{Kind, Limits, Runnable, Schedule as Listed, Step};
+use pyo3::prelude::*;
+
+use crate::error::refused;
+
+/// A schedule that was checked, with an exchange at the end of each step.
+#[pyclass(frozen, module = "pp_pipeline._native")]
+pub(crate) struct Schedule {
+    listed: Listed,
+    pub(crate) runnable: Runnable,
+}
+
+/// Stage, letter of the computation (F, I, W or B), microbatch, and whether it begins together with the action behind it.
+type Row = (u32, &'static str, u32, bool);
+
+#[pymethods]
+impl Schedule {
+    /// The schedule that `pp schedule list` calls `name`.
+    #[staticmethod]
+    fn build(name: &str, ranks: u32, stages_per_rank: u32, microbatches: u32) -> PyResult<Self> {
+        let kind: Kind = name.parse().map_err(|error| refused(&error))?;
+        let listed = Listed::build(kind, ranks, stages_per_rank, microbatches);
+        Self::of(listed.map_err(|error| refused(&error))?)
+    }
+
+    /// The schedule that a CSV holds: a line for each rank.
+    #[staticmethod]
+    fn csv(text: &str) -> PyResult<Self> {
+        Self::of(Listed::parse_csv(text).map_err(|error| refused(&error))?)
+    }
+
+    /// The stages of a job that runs it. Source and sink stand on rank 0.
+    #[getter]
+    fn pipeline(&self) -> String {
+        self.runnable.pipeline().to_string()
+    }
+
+    /// The rank of each stage of the model.
+    #[getter]
+    fn rank_of(&self) -> Vec<u32> {
+        self.listed.stage_to_rank().to_vec()
+    }
+
+    #[getter]
+    fn microbatches(&self) -> u32 {
+        self.listed.microbatches()
+    }
+
+    /// The slots of each edge.
+    #[getter]
+    fn slots(&self) -> u32 {
+        self.runnable.slots()
+    }
+
+    /// The most microbatches in flight.
+    #[getter]
+    fn depth(&self) -> u32 {
+        self.runnable.depth()
+    }
+
+    /// What each rank does, in its order.
+    fn actions(&self) -> Vec<Vec<Row>> {
+        let rows = |step: &Step| {
+            let count = step.actions().count();
+            let row = move |(at, action): (usize, pp_runtime::schedule::Action)| {
+                let is_first = at + 1 < count;
+                (action.stage, action.op.name(), action.microbatch, is_first)
+            };
+            step.actions().enumerate().map(row).collect::<Vec<Row>>()
+        };
+        let ranks = self.listed.ranks().iter();
+        ranks
+            .map(|steps| steps.iter().flat_map(rows).collect())
+            .collect()
+    }
+
+    fn to_csv(&self) -> String {
+        self.listed.to_csv()
+    }
+}
+
+impl Schedule {
+    /// One slot more than it needs: with as many as it needs, a rank makes no result while the one before is in use.
+    fn of(listed: Listed) -> PyResult<Self> {
+        let report = listed
+            .check(Limits::default())
+            .map_err(|error| refused(&error))?;
+        let slots = report.slots_per_edge.max(1) + 1;
+        let runnable = listed.trainable(slots).map_err(|error| refused(&error))?;
+        Ok(Self { listed, runnable })
+    }
+}

@@ -1,0 +1,133 @@
+"""Training over schedules: the same bits as in one process, and what ends a job."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Film, free_port, needs
+
+torch = needs("torch")
+
+from pp_pipeline import train  # noqa: E402
+
+CELLS = Path(__file__).with_name("train_cells.py")
+HEAD = """
+import torch
+from torch import nn
+from pp_pipeline import train
+
+torch.set_num_threads(1)
+def batch(rows=4):
+    return torch.ones(rows, 3), torch.zeros(rows, 3)
+
+def trainer(schedule="1f1b", **more):
+    return train.Trainer(schedule, **{**dict(ranks=2, microbatches=2, stages=lambda s: nn.Linear(3, 3), loss=nn.functional.mse_loss,
+                         optimizer=lambda p: torch.optim.SGD(p, 0.1)), **more})
+"""
+
+
+def cells(ranks: int, *arguments: int | str) -> list[str]:
+    """The lines of all ranks of a run of cells."""
+    world = {
+        "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PP_JOB_SECRET": "0123456789abcdef" * 2,
+        "PP_FLIGHT_OPS": "0",
+    }  # fmt: skip
+    command = [sys.executable, str(CELLS), str(ranks), *map(str, arguments)]
+    started = [
+        subprocess.Popen(command, env={**os.environ, **world, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(ranks)
+    ]  # fmt: skip
+    said = [one.communicate(timeout=600)[0] for one in started]
+    assert all(one.returncode == 0 for one in started), "\n".join(said)
+    return "".join(said).splitlines()
+
+
+@pytest.mark.parametrize(("ranks", "sizes", "count"), [(2, (2, 3), 33), (4, (1, 4), 17)])
+def test_every_schedule_gives_the_bits_of_one_process(ranks: int, sizes: tuple[int, int], count: int) -> None:
+    lines = cells(ranks, *sizes, 3)
+    assert lines == [f"{count} cells, 0 wrong"] * ranks
+
+
+@pytest.mark.parametrize("mistake", ["twice", "other-weight", "other-slot", "left-out", "first"])
+def test_a_mistake_is_found(mistake: str) -> None:
+    lines = cells(2, 1, 4, 2, mistake)
+    assert any("losses" in line or "gradients or weights" in line for line in lines), lines
+
+
+def test_a_loss_that_is_not_finite_is_named_and_nothing_moves(film: Film) -> None:
+    code, out, error = film.run(
+        HEAD
+        + """
+class Two(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.own, self.norm, self.number = nn.Linear(3, 3), nn.BatchNorm1d(3), number
+    def forward(self, x):
+        made = x + 0 * self.norm(self.own(x))
+        return torch.where(made > 50, float("inf"), made) if self.number else made
+
+if __name__ == "__main__":
+    with trainer(stages=Two) as own:
+        own.step(batch())
+        before = {k: {n: t.clone() for n, t in m.state_dict().items()} for k, m in own.modules.items()}
+        bad = torch.ones(4, 3)
+        bad[2] = 1e6
+        try:
+            own.step((bad, torch.zeros(4, 3)))
+        except train.NotFiniteError as raised:
+            same = all(torch.equal(t, before[k][n]) for k, m in own.modules.items() for n, t in m.state_dict().items())
+            print((raised.stage, raised.rank, raised.microbatch, raised.tensor), same)
+        own.step(batch())
+"""
+    )
+    assert code == 0, error
+    assert (out + error).count("(1, 1, 1, 'loss') True") == 2, (out, error)
+
+
+@pytest.mark.parametrize(
+    ("loop", "words"),
+    [
+        ("own.step(batch()) if k < 2 or rank == 0 else os._exit(3)", "rank 1"),
+        ("own.step(batch()) if k < 2 or rank == 0 else 1 / 0", "rank 1.*ZeroDivisionError"),
+        ("own.step(batch()) if k < 2 or rank == 1 else 1 / 0", "ZeroDivisionError"),
+        ("own.step(batch()) if k < 2 or rank == 0 else None", "loop of rank 1 ended after 2 calls"),
+        ("own.step(batch()) if k < 2 or rank == 1 else None", "loop of rank 0 has ended"),
+        ("own.step(batch()) if k < 2 or rank == 0 else own.evaluate(batch())", "let all ranks run the same loop"),
+    ],
+)
+def test_a_loop_that_dies_or_differs_is_named(film: Film, loop: str, words: str) -> None:
+    code, out, error = film.run(
+        HEAD
+        + f"""
+if __name__ == "__main__":
+    rank = 1 if "PP_SUPERVISOR_PID" in os.environ else 0
+    with trainer() as own:
+        for k in range(4):
+            {loop}
+"""
+    )
+    assert re.search(words, out + error, re.DOTALL), out + error
+    # Rank 0 has done all that it came for where its loop ends first.
+    assert (code != 0) == (words != "loop of rank 0 has ended")
+
+
+def test_what_cannot_be_trained_is_refused() -> None:
+    good = dict(
+        ranks=2, microbatches=4, stages=lambda s: torch.nn.Linear(2, 2), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD
+    )
+    for schedule, more, words in [
+        ("1f1", {}, "1f1b"),
+        ("1f1b", {"reduction": "max"}, "reduction="),
+        ("1f1b", {"clip": 0}, "clip="),
+        ("zbv", {}, "stages a rank"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            train.Trainer(schedule, **{**good, **more})  # type: ignore[arg-type]
+    own = train.Trainer("1f1b", **good)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="4 equal microbatches"):
+        own.step((torch.ones(6, 2), torch.ones(6, 2)))
