@@ -51,7 +51,8 @@ const FAKES: &str = "pp-fakes libloading cfg-if";
 const NCCL: &str = "nccl-sys pp-wheels libloading cfg-if thiserror thiserror-impl proc-macro2 quote syn unicode-ident";
 
 /// The program, the crates that it is made of, the trials, and what tests share.
-const CLI: &str = "pp-command pp-video pp-live pp-bench pp-cli pp-fakes pp-testing pp-trials";
+const CLI: &str =
+    "pp-command pp-video pp-live pp-bench pp-schedule pp-cli pp-fakes pp-testing pp-trials";
 const BENCH: &str = "pp-bench";
 const COMMAND: &str = "pp-command";
 const JOB: &str = "pp-job";
@@ -99,6 +100,7 @@ const LAYERS: &[Layer] = &[
     ),
     open("pp-command", &[VIDEO, LIVE, BENCH, PROGRAM, TESTING], &[]),
     open("pp-bench", &[LIVE, PROGRAM, TESTING], &[]),
+    open("pp-schedule", &[LIVE, BENCH, PROGRAM, TESTING], &[DEVICE]),
     open("pp-cli", &[TESTING], &[]),
     open(
         "pp-example-contract",

@@ -20,22 +20,17 @@ use pp_job::command_line::{arguments, say, set_arguments};
 use pp_job::output::stdout;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
+use pp_schedule::ScheduleCommand;
 
 mod config;
 mod going_on;
 mod plugin;
-mod schedule;
 mod serve;
 
 use self::config::Expanded;
 pub(crate) use self::going_on::GoingOnArgs;
 pub(crate) use self::plugin::check_plugin_args;
 pub use self::plugin::{PluginArgs, PluginCommand};
-pub use self::schedule::ScheduleCommand;
-pub(crate) use self::schedule::{
-    CheckArgs, CompareArgs, MemoryArgs, PlotArgs, ShowArgs, SimulateArgs, SimulationArgs, SizeArgs,
-    Subject, SubjectArgs,
-};
 pub use self::serve::{ServeArgs, TopArgs};
 
 /// A pipeline-parallel runtime for real-time generative models.

@@ -73,7 +73,7 @@ pub fn perform(command: &Command, env: &Env) -> Result<(), Error> {
         Command::Run(args) => run::run(args, env),
         Command::Bench(command) => pp_bench::bench(command, env),
         Command::Plan(args) => pp_bench::plan(args, env, |file| cmd::plugin::describe(file, env)),
-        Command::Schedule(command) => cmd::schedule::perform(command),
+        Command::Schedule(command) => pp_schedule::perform(command),
         Command::Flight(args) => cmd::flight::flight(args),
         Command::Top(args) => cmd::top::top(args, env),
         Command::Doctor { json } => cmd::doctor::doctor(*json, env),

@@ -7,9 +7,9 @@ use pp_job::Error;
 use pp_runtime::schedule::{Costs, Kind, Limits, PerStage, TICKS, Timeline};
 use serde::Serialize;
 
-use super::plot::draw;
-use super::subject::{Decimal, Loaded};
 use crate::args::{CompareArgs, SizeArgs, Subject};
+use crate::plot::draw;
+use crate::subject::{Decimal, Loaded};
 
 /// Schedules side by side, as `compare` prints them.
 #[derive(Serialize)]

@@ -11,8 +11,8 @@ use pp_job::output::{is_stdout, one_file_each, write_file};
 use pp_runtime::report::write_schedules_svg;
 use pp_runtime::schedule::Timeline;
 
-use super::subject::Loaded;
 use crate::args::{PlotArgs, Subject};
+use crate::subject::Loaded;
 
 /// Draws the schedule over simulated time.
 pub(super) fn plot(args: &PlotArgs) -> Result<(), Error> {

@@ -7,8 +7,8 @@ use pp_job::Error;
 use pp_runtime::schedule::{Crossing, Limits, Timeline};
 use serde::Serialize;
 
-use super::subject::{Decimal, Loaded, PeakMemory};
 use crate::args::{CheckArgs, SimulateArgs};
+use crate::subject::{Decimal, Loaded, PeakMemory};
 
 /// Most notes of `check`.
 const NOTES: usize = 8;

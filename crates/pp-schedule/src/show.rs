@@ -7,9 +7,9 @@ use pp_job::Error;
 use pp_runtime::schedule::{Costs, Limits, Schedule, Step};
 use serde::Serialize;
 
-use super::need::size;
-use super::subject::{Loaded, PeakMemory};
 use crate::args::ShowArgs;
+use crate::need::size;
+use crate::subject::{Loaded, PeakMemory};
 
 /// A schedule as `show` prints it.
 #[derive(Serialize)]

@@ -1,5 +1,6 @@
 //! `pp schedule`: training schedules by name or from a file.
 
+mod args;
 mod compare;
 mod need;
 mod plot;
@@ -12,7 +13,7 @@ use pp_command::print_result;
 use pp_job::Error;
 use serde::Serialize;
 
-use crate::args::ScheduleCommand;
+pub use crate::args::ScheduleCommand;
 
 /// The schedules, their names in PyTorch, what they do, and the sizes that they take.
 const LIST: &str = "\
@@ -65,7 +66,10 @@ impl fmt::Display for Names {
 }
 
 /// Performs a command of `pp schedule`.
-pub(crate) fn perform(command: &ScheduleCommand) -> Result<(), Error> {
+///
+/// # Errors
+/// A schedule that is no schedule, or does not hold; a file that cannot be read or written.
+pub fn perform(command: &ScheduleCommand) -> Result<(), Error> {
     match command {
         ScheduleCommand::List { json } => print_result(&Names::all(), *json),
         ScheduleCommand::Show(args) => show::show(args),
