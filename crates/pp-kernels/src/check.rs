@@ -21,7 +21,7 @@ use pp_contract::Manifest;
 use crate::config::{Bits, ChunkShape};
 use crate::stage::StageInfo;
 use anew::{begins_anywhere, tail, takes_any_steps, takes_gaps};
-use film::{Begins, Film, Passed, ScriptedChunk, difference, pictures, plan, play};
+use film::{Begins, Film, all, must_equal, pictures, plan, play, script};
 use outcome::{Outcome, Why, fail, skip};
 use subject::{MOST_FRAMES, Setup};
 
@@ -81,34 +81,6 @@ pub static CHECKS: &[Check] = checks! {
     "stages that say so give the same bytes in both memories" => is_alike_in_both,
     "destroyed sessions leave no memory behind" => frees_memory,
 };
-
-/// Makes a script of so many chunks of three, two and one frames. Every fourth recomputes, and some follow a cut.
-fn script(chunks: usize, steps: u32) -> Vec<ScriptedChunk> {
-    let chunk = |at: usize| ScriptedChunk {
-        frames: MOST_FRAMES - at as u32 % MOST_FRAMES,
-        steps,
-        skipped: 0,
-        begins: match at % 16 {
-            9 => Begins::AfterCut,
-            at if at % 4 == 3 => Begins::Recomputing,
-            _ => Begins::Following,
-        },
-    };
-    (0..chunks).map(chunk).collect()
-}
-
-/// Makes every chunk of a script begin like this.
-fn all(mut script: Vec<ScriptedChunk>, begins: Begins) -> Vec<ScriptedChunk> {
-    script.iter_mut().for_each(|chunk| chunk.begins = begins);
-    script
-}
-
-fn must_equal(found: &[Passed], expected: &[Passed], what: &str) -> Outcome {
-    match difference(found, expected) {
-        None => Ok(()),
-        Some(place) => fail(format!("{what} gives another result: {place}")),
-    }
-}
 
 fn describes_itself(subject: &Subject<'_>) -> Outcome {
     let description = subject.set.describe();

@@ -228,6 +228,18 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
         (chunk, steps.unwrap_or(self.settings.args.denoise_steps))
     }
 
+    /// Shows the first frame of a chunk to whoever looks.
+    fn show(&self, chunk: &Chunk) {
+        if let Some(viewer) = &self.settings.viewer
+            && viewer.wants(Thumb::Before)
+        {
+            let frame = &chunk.data()[..chunk.data().len() / chunk.frames.max(1)];
+            let size = (self.header.width(), self.header.height());
+            let picture = thumbnail(size, self.header.chroma(), frame);
+            viewer.set_thumbnail(Thumb::Before, picture);
+        }
+    }
+
     /// What is kept of a chunk that was built.
     fn kept(&mut self, index: ChunkIndex, mut chunk: Chunk) -> Option<Chunk> {
         if self.quality.is_some() {
@@ -334,17 +346,10 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
             steps: plan.num_denoise_steps,
             context_frames: context,
         };
+        self.show(&chunk);
         let known = (self.layouts).of(&mut self.encoder, &self.settings.verifier, (shape, 0))?;
         let (tensors, sealed) = (&known.layout.outputs, known.sealed.as_ref());
         let bytes = chunk.data().len();
-        if let Some(viewer) = &self.settings.viewer
-            && viewer.wants(Thumb::Before)
-        {
-            let frame = &chunk.data()[..bytes / frames.max(1)];
-            let size = (self.header.width(), self.header.height());
-            let picture = thumbnail(size, self.header.chroma(), frame);
-            viewer.set_thumbnail(Thumb::Before, picture);
-        }
         let encode = self
             .encoder
             .encode(chunk.memory(), bytes, &plan, tensors, slot)?;

@@ -3,10 +3,11 @@
 
 use pp_contract::{MAX_CONTEXT_GAPS, Manifest, VideoPlanParts};
 
-use super::film::{Begins, Film, Middle, Passed, ScriptedChunk, StageOutput, play};
+use super::film::{
+    Begins, Film, Middle, Passed, ScriptedChunk, StageOutput, all, must_equal, play, script,
+};
 use super::outcome::{Outcome, Why, fail, skip};
 use super::subject::{Setup, Subject};
-use super::{all, must_equal, script};
 use crate::config::ChunkShape;
 
 /// Gives the last frames, at most so many, that the source made of chunks, and their number.

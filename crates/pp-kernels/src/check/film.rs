@@ -6,7 +6,7 @@ use pp_contract::{Manifest, VideoPlanParts, pass_range};
 use super::group::members;
 use super::outcome::{Outcome, fail};
 use super::session::CheckedSession;
-use super::subject::{Setup, Subject};
+use super::subject::{MOST_FRAMES, Setup, Subject};
 use crate::config::{Bits, ChunkShape, Layout, SessionConfig};
 use crate::stage::StageKind;
 
@@ -371,4 +371,32 @@ pub(super) fn play(
     script: &[ScriptedChunk],
 ) -> Outcome<Vec<Passed>> {
     Film::open(subject, setup, 0)?.play(script)
+}
+
+/// Makes a script of so many chunks of three, two and one frames. Every fourth recomputes, and some follow a cut.
+pub(super) fn script(chunks: usize, steps: u32) -> Vec<ScriptedChunk> {
+    let chunk = |at: usize| ScriptedChunk {
+        frames: MOST_FRAMES - at as u32 % MOST_FRAMES,
+        steps,
+        skipped: 0,
+        begins: match at % 16 {
+            9 => Begins::AfterCut,
+            at if at % 4 == 3 => Begins::Recomputing,
+            _ => Begins::Following,
+        },
+    };
+    (0..chunks).map(chunk).collect()
+}
+
+/// Makes every chunk of a script begin like this.
+pub(super) fn all(mut script: Vec<ScriptedChunk>, begins: Begins) -> Vec<ScriptedChunk> {
+    script.iter_mut().for_each(|chunk| chunk.begins = begins);
+    script
+}
+
+pub(super) fn must_equal(found: &[Passed], expected: &[Passed], what: &str) -> Outcome {
+    match difference(found, expected) {
+        None => Ok(()),
+        Some(place) => fail(format!("{what} gives another result: {place}")),
+    }
 }
