@@ -79,12 +79,9 @@ def _run(model: list[ModelStage], order: list[list[int]], step: int, inputs: Any
     for microbatch, given in enumerate(inputs):
         tensors = given
         for stage in model:
-            tensors = tuple(one.detach().clone() for one in tensors)
-            if stage.number > 0:
-                needs = [one.requires_grad for one in made]
-                tensors = tuple(one.requires_grad_(need) for one, need in zip(tensors, needs, strict=True))
-            made = stage.forward((step, microbatch), tensors, targets[microbatch], True, looks)
-            tensors = made
+            needs = [stage.number > 0 and one.requires_grad for one in tensors]
+            own = tuple(one.detach().clone().requires_grad_(need) for one, need in zip(tensors, needs, strict=True))
+            tensors = stage.forward((step, microbatch), own, targets[microbatch], True, looks)
     grads: dict[int, list[torch.Tensor]] = {microbatch: [] for microbatch in range(len(inputs))}
     for stage in reversed(model):
         grads = {microbatch: stage.backward(microbatch, grads[microbatch], looks) for microbatch in order[stage.number]}

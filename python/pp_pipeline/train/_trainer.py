@@ -61,7 +61,7 @@ class Trainer:
             schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
             reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed,
         )  # fmt: skip
-        self._of_job = dict(devices=devices, stuck_after=stuck_after, first_after=first_after, report=report, command=command)
+        self._of_job: dict[str, Any] = dict(devices=devices, stuck_after=stuck_after, first_after=first_after, report=report, command=command)
         self._own_inputs, self._own_targets = own_inputs, own_targets
         self._turns = self._steps = 0
         self._shapes: Any = None
@@ -132,9 +132,10 @@ class Trainer:
         parts = [cut(half, self._settings.microbatches) for half in halves(batch)]
         inputs, targets = parts
         shapes = [(tuple(one.shape), one.dtype) for half in halves(batch) for one in half]
-        if self._run is None:
+        run = self._run
+        if run is None:
             self._shapes = shapes
-            self._begin(inputs[0], targets[0])
+            run = self._begin(inputs[0], targets[0])
         elif shapes != self._shapes:
             raise ValueError(f"a batch of {shapes}, and the first had {self._shapes}: give batches of one shape and type")
         number, self._turns = self._turns, self._turns + 1
@@ -143,7 +144,7 @@ class Trainer:
             issued = torch.cuda.Event()
             issued.record()
         self._meeting.offer(Turn(number, self._steps, mode, inputs, targets, issued))
-        if self._run.is_rank_0:
+        if run.is_rank_0:
             for microbatch in range(self._settings.microbatches):
                 self._push(Item(self._sent(inputs[microbatch], targets[microbatch])))
             self._push(Item(self._exchange))
@@ -172,7 +173,7 @@ class Trainer:
             self._run.finish()
             raise RuntimeError(f"the job ended after {self._turns - 1} calls of step and evaluate: the loop of rank 0 has ended")
 
-    def _begin(self, inputs: Tensors, targets: Tensors) -> None:
+    def _begin(self, inputs: Tensors, targets: Tensors) -> Run:
         terms = self._settings
         placed = _native.place()
         rank = 0 if placed is None else placed[0]
@@ -191,7 +192,7 @@ class Trainer:
             **self._of_job,
         )
         job.follow(terms.schedule, self._agreed())
-        flow = _native.Flow(terms.microbatches + 1, 2**62, False)
+        flow = _native.Flow(terms.microbatches + 1, 2**62, False, False)
         self._stream = flow.stream(False)
         flow.end()
         run = job._begin(flow, None)
@@ -199,6 +200,7 @@ class Trainer:
             raise RuntimeError("a trainer must be the first job that its ranks come to")
         self._run = run
         _close_at_exit(weakref.ref(self))
+        return run
 
     def _agreed(self) -> list[tuple[str, str]]:
         """What all ranks must have alike."""
