@@ -34,14 +34,8 @@ pub(super) struct Facts<'a> {
 /// Frames a second are counted over so long.
 const COUNTED_NS: u64 = 10_000_000_000;
 
-/// What the job looks like. `kept` has the totals, medians are over `recent`, and `sums` is what keeping up
-/// has cost.
-pub(super) fn snapshot(
-    facts: &Facts<'_>,
-    kept: &Recorder,
-    recent: &Recorder,
-    sums: &RunTotals,
-) -> Snapshot {
+/// What the job looks like. `kept` has the totals, and medians are over `recent`.
+pub(super) fn snapshot(facts: &Facts<'_>, kept: &Recorder, recent: &Recorder) -> Snapshot {
     let totals = kept.totals();
     let measures = Measures::of(recent, default_warm_up(totals.chunks), &facts.restarts);
     let restarts = facts.restarts.iter().map(|restart| RestartView {
@@ -67,7 +61,10 @@ pub(super) fn snapshot(
             source_bytes: totals.source_bytes,
             restarts: facts.forgotten + facts.restarts.len() as u64,
             lost_records: facts.lost_records,
-            ..sums.clone()
+            late: totals.late,
+            skipped_frames: totals.skipped_frames,
+            steps_saved: totals.steps_saved,
+            held_back_ms: totals.held_back_ns as f64 / 1e6,
         },
         recent: figures(facts, kept, &measures),
         stages: stages(facts.pipeline, &measures),

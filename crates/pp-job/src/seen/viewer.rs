@@ -22,7 +22,7 @@ use pp_transport::control::Vitals;
 use serde::Serialize;
 
 use super::look::{self, Facts};
-use super::snapshot::{AboutJob, HowEnded, JobState, RunTotals, Snapshot, Thumb, Thumbnail};
+use super::snapshot::{AboutJob, HowEnded, JobState, Snapshot, Thumb, Thumbnail};
 use super::vitals::{Signs, lock};
 use crate::error::Error;
 use crate::shared::SharedDevice;
@@ -65,8 +65,6 @@ struct Window {
     records: Receiver<ChunkRecord>,
     kept: Recorder,
     recent: Recorder,
-    /// What keeping up has cost so far.
-    sums: RunTotals,
 }
 
 /// What changes with the generations of a job.
@@ -105,7 +103,6 @@ impl Viewer {
                 records,
                 kept: Recorder::with_capacity(Arc::clone(&pipeline), KEPT),
                 recent: Recorder::with_capacity(Arc::clone(&pipeline), RECENT),
-                sums: RunTotals::default(),
             }),
             life: Mutex::default(),
             ended: OnceLock::new(),
@@ -128,7 +125,7 @@ impl Viewer {
     pub fn snapshot(&self) -> Snapshot {
         let window = self.drained();
         let facts = self.facts();
-        look::snapshot(&facts, &window.kept, &window.recent, &window.sums)
+        look::snapshot(&facts, &window.kept, &window.recent)
     }
 
     /// The report so far, as docs/report.md has it: of the latest 1,024 chunks, and with the `run` of a library's report.
@@ -292,14 +289,9 @@ impl Viewer {
             records,
             kept,
             recent,
-            sums,
         } = &mut *window;
         // No more than wait now: a fast driver must not keep this going.
         for record in records.try_iter().take(QUEUE) {
-            sums.late += u64::from(record.late);
-            sums.skipped_frames += u64::from(record.skipped_frames);
-            sums.steps_saved += u64::from(record.steps_saved);
-            sums.held_back_ms += record.held_back_ns as f64 / 1e6;
             recent.push(record.clone());
             kept.push(record);
         }
