@@ -47,7 +47,7 @@ fn a_file_that_cannot_be_taken_is_refused_by_key() {
         depht = 4 | o.toml: depht: ; no option of pp run; did you mean depth?
         zzzzzzz = 4 | zzzzzzz; pp run --help lists them
         config = 'x' | config: no option
-        depth = 'x' | o.toml: --depth x: it takes a whole number from 1 to 64
+        depth = 'x' | o.toml: --depth x: it takes a whole number from 1 to 256
         depth = [1, 2] | depth: it takes one value and no list
         depth = 1979-05-27 | depth: it takes a text, a number or a list
         recompute = 1 | recompute: it takes true or false

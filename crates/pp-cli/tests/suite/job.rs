@@ -12,9 +12,12 @@ use rustix::process::Signal;
 
 use crate::common::{files, folder, pp};
 
-/// With a folder of its own for temporary files: other jobs may run at the same time.
+/// With a folder of its own for temporary files: other jobs may run at the same time. The socket for viewers, which a killed
+/// process leaves, lies elsewhere.
 fn endless(temporary: &Folder) -> Child {
-    spawn(crate::common::endless("1000000", "1").env("TMPDIR", temporary.path()))
+    let mut command = crate::common::endless("1000000", "1");
+    command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
+    spawn(command.env("TMPDIR", temporary.path()))
 }
 
 #[test]

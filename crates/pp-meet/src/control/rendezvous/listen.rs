@@ -8,12 +8,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixListener;
 
 use pp_contract::Rank;
+use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
 
 use super::error::RendezvousError;
 use crate::control::secure::JobKey;
 use crate::control::socket::{Connected, SocketKind, retry, trusted_pid};
 use crate::launch::{Address, Launch, LocalJob, Via};
+use crate::limit::lift_limit;
 
 /// Callers that the kernel holds until they are accepted; more than a crowd can send while rank 0
 /// looks at those before them. The system's `net.core.somaxconn` caps it.
@@ -27,6 +29,11 @@ const TWICE_HERE: &str = "another rank 0 of this job runs on this host: a superv
                           rank, so a program has one; give every other job one rank and `Config::alone`, or start the \
                           ranks of each with a PP_JOB_ID of its own";
 const NOT_OURS: &str = "set MASTER_ADDR to an address of rank 0's host, on every rank";
+
+/// What to do where a limit on this process was met.
+fn limit(error: &io::Error) -> Option<&'static str> {
+    Errno::from_io_error(error).and_then(lift_limit)
+}
 
 /// The address of a caller. An IPv6 network of 64 bits counts as one, since one host may have it whole.
 fn source(ip: IpAddr) -> IpAddr {
@@ -97,12 +104,11 @@ impl Listener {
             .map_err(|source| RendezvousError::Listen {
                 rank: launch.rank(),
                 at: at(),
+                remedy: limit(&source).unwrap_or(match is_supervised {
+                    true => TWICE_HERE,
+                    false => NAME_TAKEN,
+                }),
                 source,
-                remedy: if is_supervised {
-                    TWICE_HERE
-                } else {
-                    NAME_TAKEN
-                },
             })
     }
 
@@ -115,10 +121,10 @@ impl Listener {
         let failed = |source: io::Error| RendezvousError::Listen {
             rank,
             at: format!("tcp:{address}"),
-            remedy: match source.kind() {
+            remedy: limit(&source).unwrap_or(match source.kind() {
                 io::ErrorKind::AddrInUse => PORT_TAKEN,
                 _ => NOT_OURS,
-            },
+            }),
             source,
         };
         let mut opened = false;
