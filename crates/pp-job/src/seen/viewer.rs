@@ -81,7 +81,10 @@ struct Life {
     vitals: BTreeMap<Rank, (Vitals, u64)>,
 }
 
-/// Somebody looks, as long as this lives.
+/// The job counts as watched as long as this value lives ([`Viewer::watch`]).
+///
+/// # If dropped
+/// If no other one is left, pictures and vital signs stop.
 #[derive(Debug)]
 pub struct Watching(Viewer);
 
@@ -159,7 +162,7 @@ impl Viewer {
         write_json(out, &run, &measures, &window.kept)
     }
 
-    /// The job is looked at as long as the value lives: pictures are made, and the other ranks send signs of life.
+    /// The job is looked at as long as the value lives: pictures are made, and the other ranks send vital signs.
     #[must_use]
     pub fn watch(&self) -> Watching {
         let life = lock(&self.0.life);
