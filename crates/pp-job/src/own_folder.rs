@@ -15,7 +15,7 @@ pub(crate) fn in_temp(name: &str) -> PathBuf {
 /// there.
 ///
 /// # Errors
-/// It cannot be made, or is not so.
+/// The folder cannot be made, belongs to another user, or is open to other users.
 pub(crate) fn make(folder: &Path) -> io::Result<()> {
     // It lies in one that is there: a variable may be mistyped.
     let made = DirBuilder::new().mode(0o700).create(folder);
@@ -26,10 +26,10 @@ pub(crate) fn make(folder: &Path) -> io::Result<()> {
     check(folder)
 }
 
-/// Refuses a folder that another user can write, or has made.
+/// Refuses a folder of another user, and one that is open to other users.
 ///
 /// # Errors
-/// It is such a one, or is not there.
+/// The folder is refused, or is not there.
 pub(crate) fn check(folder: &Path) -> io::Result<()> {
     let about = std::fs::symlink_metadata(folder)?;
     let is_own = about.uid() == rustix::process::getuid().as_raw();

@@ -1,8 +1,8 @@
 //! A running job, as others see it.
 //!
 //! Rank 0 of every job has a [`Viewer`] ([`ThisRank::viewer`](crate::ThisRank::viewer)), and shows it to programs of the same
-//! user on a Unix socket, which [`jobs`] finds and [`Client`] reads. Whoever serves the job otherwise takes the viewer to a
-//! thread of its own, and holds [`Viewer::watch`] while somebody looks.
+//! user on a Unix socket, which [`jobs`] finds and [`Client`] reads. A program that serves the job in another way takes the
+//! viewer to a thread of its own, and holds the value of [`Viewer::watch`] while it has callers.
 
 mod client;
 mod look;

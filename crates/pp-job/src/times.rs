@@ -43,13 +43,13 @@ pub(crate) const ABORTED_WITHIN: Duration = Duration::from_secs(1);
 /// reads the last reports, which are in the pipe.
 pub(crate) const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
-/// The queue of records is emptied this often where nobody looks.
+/// Time between two times that the queue of records is emptied while the job has no viewer.
 pub(crate) const DRAINED_EVERY: Duration = Duration::from_millis(100);
 /// Time between two snapshots, two pictures, and two messages of vital signs.
 pub(crate) const SEEN_EVERY: Duration = Duration::from_secs(1);
-/// A program that looks at the job takes something of a line.
+/// A viewer that takes no byte of a waiting line for so long is dropped.
 pub(crate) const STUCK_VIEWER: Duration = Duration::from_secs(5);
-/// Whoever looks at a job gets the last snapshot.
+/// How long the end of a job waits until its viewers have the last snapshot.
 pub(crate) const LAST_SEEN_WITHIN: Duration = Duration::from_millis(100);
 
 /// Time between two lines of a rank that waits for another: the user may have forgotten to start one.

@@ -167,7 +167,10 @@ async fn show(
     }
 }
 
-/// Shows a job, as long as it lives. Whoever follows the job is then told how it ended, in at most 200 ms: drop it behind
+/// The server of a job.
+///
+/// # If dropped
+/// Open pages are told how the job ended, for at most 200 ms; then the server stops. So drop it behind
 /// [`Job::run`](pp_job::Job::run).
 #[derive(Debug)]
 pub struct Serving {

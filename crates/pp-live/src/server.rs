@@ -33,17 +33,17 @@ use crate::access::{Access, Route};
 pub(crate) const CONNECTIONS: usize = 16;
 /// The most bytes of a request.
 pub(crate) const HEAD_BYTES: usize = 8 << 10;
-/// A request is there whole after this.
+/// Time in which a request must arrive whole.
 pub(crate) const HEAD_WITHIN: Duration = Duration::from_secs(2);
-/// An answer was taken after this.
+/// Time in which a caller must take its answer.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// The most answers in a second, to those who have the token.
 pub(crate) const ANSWERS: u32 = 20;
 /// The most callers in a second. Those above wait in the queue of the kernel.
 pub(crate) const CALLS: u32 = 50;
-/// Between two snapshots, to whoever asks for the next.
+/// Time between two snapshots for a caller that asks for the next one.
 const NEXT_AFTER: Duration = Duration::from_secs(1);
-/// Those who wait for the next have taken it so long after the end.
+/// Time that callers have, after the end, to take the last snapshot.
 const TOLD_WITHIN: Duration = Duration::from_millis(200);
 /// What every answer has.
 const HEADERS: [(&str, &str); 5] = [
@@ -120,7 +120,7 @@ pub(crate) struct Desk<A> {
 }
 
 impl<A: Fn(Route) -> Answer> Desk<A> {
-    /// `answers` makes the answer to whoever was let in.
+    /// `answers` makes the answer to a request that was let in.
     pub(crate) fn new(access: Access, answers: A) -> Self {
         Self {
             access,
@@ -219,7 +219,7 @@ struct Call {
     has_asked: Rc<Cell<bool>>,
 }
 
-/// Answers whoever comes, for ever. Runs in a `LocalSet`.
+/// Answers all callers, for ever. Runs in a `LocalSet`.
 pub(crate) async fn serve<D: Door, A>(mut door: D, desk: Rc<Desk<A>>)
 where
     A: Fn(Route) -> Answer + 'static,

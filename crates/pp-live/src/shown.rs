@@ -21,7 +21,7 @@ const SCRIPT: &str = include_str!("page/page.js");
 const JSON: &str = "application/json";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// A job, and whether somebody looks at it.
+/// A job, and whether it is watched.
 pub(crate) struct Shown {
     viewer: Viewer,
     watching: RefCell<Option<Watching>>,
@@ -76,7 +76,7 @@ impl Shown {
         }
     }
 
-    /// Notes, for ever, when nobody looks any more.
+    /// Ends the watch, again and again, when no request has come for [`WATCHED_FOR`]. Never returns.
     pub(crate) async fn rest(&self) {
         loop {
             sleep(WATCHED_FOR / 4).await;

@@ -1,4 +1,4 @@
-//! A small picture of a frame, for whoever looks at a running job.
+//! A small picture of a frame, for the viewers of a running job.
 
 use pp_job::seen::Thumbnail;
 use pp_kernels::Chroma;

@@ -63,7 +63,7 @@ pub(crate) fn describe(file: &Path, env: &Env) -> Result<Description, Error> {
     Err(Error::local(kind, "load kernels", why))
 }
 
-/// CheckDone a plugin.
+/// Checks a plugin, and prints what it found.
 pub(crate) fn check(args: &PluginArgs, env: &Env) -> Result<(), Error> {
     check_plugin_args(&args.plugin_args)?;
     let file = &args.file;
@@ -97,7 +97,7 @@ pub(crate) fn check(args: &PluginArgs, env: &Env) -> Result<(), Error> {
 
 /// How a worker ended.
 enum Outcome {
-    /// CheckDone may be left.
+    /// Checks may be left.
     Again,
     Done,
     /// The plugin needs a GPU, and there is none.
@@ -202,7 +202,7 @@ struct PluginReport {
     notes: Vec<String>,
     #[serde(skip)]
     json: bool,
-    /// CheckDone that a worker began.
+    /// Checks that a worker began.
     #[serde(skip)]
     begun: usize,
     /// The check that began last, while it has no outcome.

@@ -480,8 +480,8 @@ impl<'a> VideoJob<'a> {
             return Ok(());
         }
         let what = format!(
-            "--depth {} and the {context_chunks} chunks of context that --restarts keeps take {slots} slots, and an edge \
-             has {MAX_SLOTS} at most; lower --depth or raise --frames-per-chunk",
+            "a depth of {} and {context_chunks} chunks of context for --restarts take {slots} slots, and an edge has \
+             {MAX_SLOTS} at most; give a lower --depth, or with --restarts more --frames-per-chunk",
             self.depth
         );
         Err(Fault::new(FaultKind::BadInput, RANK_0, "lay out the edges", what).into())

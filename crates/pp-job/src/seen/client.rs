@@ -59,7 +59,7 @@ fn in_folder(folder: &Path) -> Vec<FoundJob> {
 pub struct Client(BufReader<UnixStream>);
 
 impl Client {
-    /// Connects. The job is watched as long as the value lives.
+    /// Connects. The job is watched as long as the value lives; a drop closes the connection.
     ///
     /// # Errors
     /// The job has ended.

@@ -221,7 +221,7 @@ pub struct FaultView {
     pub kind: String,
     /// The rank that it blames.
     pub rank: u32,
-    /// What was done.
+    /// The operation that failed.
     pub operation: String,
     /// All of it, in one line.
     pub sentence: String,

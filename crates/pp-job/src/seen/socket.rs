@@ -1,8 +1,8 @@
 //! The socket of a running job, for programs of the same user on the machine of rank 0.
 //!
 //! Hazard: a program that connects and does not read, or another user, holds up the job or learns of it. Guarantee: one thread
-//! of low priority serves at most [`CLIENTS`] programs, waits for none of them, and drops whoever does not read; nobody of
-//! another user gets a byte.
+//! of low priority serves at most [`CLIENTS`] programs, waits for none of them, and drops each that does not read; no
+//! program of another user gets a byte.
 //!
 //! Choices: a client gets one line of JSON a second, a [`Snapshot`](super::Snapshot), and says nothing. The same thread empties
 //! the queue of records. Where there is no folder for sockets the job runs on without.
@@ -165,7 +165,7 @@ impl Serving {
         fds[0].revents().contains(PollFlags::IN)
     }
 
-    /// Takes in who calls, unless it is another user, or one too many: that one finds the connection closed.
+    /// Accepts callers. A caller of another user, and one too many, finds the connection closed.
     pub(super) fn accept(&mut self, own: Uid) {
         let Some((listener, _)) = &self.bound else {
             return;
@@ -195,7 +195,7 @@ impl Serving {
         }
     }
 
-    /// Gives everybody who has taken the last line the next one.
+    /// Gives the next line to each client that has taken the last one.
     pub(super) fn show(&mut self, now: Instant) {
         if self.clients.is_empty() {
             return;
@@ -214,7 +214,7 @@ impl Serving {
         }
     }
 
-    /// Writes what there is room for, and drops whoever is gone, says something or takes nothing.
+    /// Writes what there is room for, and drops each client that is gone, writes something or takes nothing.
     pub(super) fn write(&mut self, now: Instant) {
         self.clients
             .retain_mut(|client| client.write(now).is_some());

@@ -1,4 +1,4 @@
-//! A socket against whoever calls: another user, too many, who says something, who does not read.
+//! A socket and its callers: another user, one too many, one that writes, one that does not read.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;

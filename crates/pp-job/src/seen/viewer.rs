@@ -1,10 +1,10 @@
 //! The figures of a running job, for any thread that asks.
 //!
-//! Hazard: whoever looks at a job slows it, or waits for a driver that is stuck. Guarantee: the driver gives each record away
-//! with one `try_send`, and nobody who looks holds a lock that a driver or a watchdog takes for longer than an assignment.
+//! Hazard: a viewer slows the job, or waits for a driver that is stuck. Guarantee: the driver gives each record away with one
+//! `try_send`, and no viewer holds a lock that a driver or a watchdog takes for longer than an assignment.
 //!
-//! Choices: the records wait in a bounded queue until somebody looks, or a thread empties it. Figures are computed when
-//! somebody asks.
+//! Choices: the records wait in a bounded queue until a viewer asks, or a thread empties it. Figures are computed only when a
+//! viewer asks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -81,7 +81,10 @@ struct Life {
     vitals: BTreeMap<Rank, (Vitals, u64)>,
 }
 
-/// Somebody looks, as long as this lives.
+/// The job counts as watched as long as this value lives ([`Viewer::watch`]).
+///
+/// # If dropped
+/// If no other one is left, pictures and vital signs stop.
 #[derive(Debug)]
 pub struct Watching(Viewer);
 
@@ -120,7 +123,7 @@ impl Viewer {
         &self.0.about
     }
 
-    /// What the job looks like now. Computes, and waits for nobody but others who ask.
+    /// The figures of the job now. Computes them, and waits only for other threads that ask for figures of this job.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let window = self.drained();
@@ -128,7 +131,8 @@ impl Viewer {
         look::snapshot(&facts, &window.kept, &window.recent)
     }
 
-    /// The report so far, as docs/report.md has it: of the latest 1,024 chunks, and with the `run` of a library's report.
+    /// The report so far, as docs/report.md has it, of the latest 1,024 chunks. Its `run` is that of a library's report, and has
+    /// `pp_version`, `state` and `lost_records`, too.
     ///
     /// # Errors
     /// What `out` returns.
@@ -159,7 +163,7 @@ impl Viewer {
         write_json(out, &run, &measures, &window.kept)
     }
 
-    /// The job is looked at as long as the value lives: pictures are made, and the other ranks send signs of life.
+    /// The job is looked at as long as the value lives: pictures are made, and the other ranks send vital signs.
     #[must_use]
     pub fn watch(&self) -> Watching {
         let life = lock(&self.0.life);
@@ -170,13 +174,13 @@ impl Viewer {
         Watching(self.clone())
     }
 
-    /// Says whether somebody looks.
+    /// Says whether the job is watched.
     #[must_use]
     pub fn is_watched(&self) -> bool {
         self.0.watching.load(Ordering::Relaxed) > 0
     }
 
-    /// Says whether a picture is wanted: somebody looks, and the last one is a second old.
+    /// Says whether a picture is wanted: the job is watched, and the last picture is a second old.
     #[must_use]
     pub fn wants(&self, which: Thumb) -> bool {
         let last_ns = self.0.pictured_ns[which as usize].load(Ordering::Relaxed);
@@ -184,7 +188,7 @@ impl Viewer {
         self.is_watched() && (last_ns == 0 || now_ns().saturating_sub(last_ns) >= every)
     }
 
-    /// Shows a picture; the one before goes.
+    /// Sets the picture that viewers get, in place of the one before.
     ///
     /// # Panics
     /// If there are not three bytes for each pixel.
@@ -270,7 +274,7 @@ impl Viewer {
         self.0.ended.get().is_some()
     }
 
-    /// Waits shortly, if somebody looks, until nobody does any more: who looks is told the end, and leaves.
+    /// If the job is watched, waits at most 200 ms until it is not: its viewers get the last snapshot, and leave.
     pub(crate) fn show_the_end(&self) {
         let until = Instant::now() + 2 * crate::times::LAST_SEEN_WITHIN;
         while self.is_watched() && Instant::now() < until {
@@ -336,7 +340,7 @@ impl Viewer {
         }
     }
 
-    /// Asks all ranks for their vital signs while somebody looks, and for no more of them behind that.
+    /// Asks all ranks for their vital signs if the job is watched, and tells them to stop if not.
     fn ask(&self, life: &Life) {
         let is_watched = self.is_watched();
         if let Some(switch) = &life.switch {

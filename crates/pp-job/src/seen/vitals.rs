@@ -1,7 +1,7 @@
-//! The vital signs of this rank, sent while somebody looks at the job.
+//! The vital signs of this rank, sent while the job is watched.
 //!
 //! Hazard: a driver of a device, or a peer that reads nothing, holds up what asks. Guarantee: a thread of its own asks and
-//! sends; it is woken by a flag, and nobody waits for it.
+//! sends; it is woken by a flag, and no other thread waits for it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -103,7 +103,7 @@ impl fmt::Debug for Signs {
     }
 }
 
-/// Takes a lock that is held for assignments alone, or by those who look.
+/// Takes a lock that is held for assignments alone, or by viewers.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
