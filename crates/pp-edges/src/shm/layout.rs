@@ -10,7 +10,7 @@ use pp_words::ring::RingWords;
 use pp_words::slots::SlotWord;
 
 /// The most slots an edge may have.
-pub const MAX_SLOTS: u32 = 128;
+pub const MAX_SLOTS: u32 = 512;
 /// Bytes of the largest frame in a header ring.
 const FRAME_BYTES: usize = MAX_FRAME_BYTES + 16;
 const PAGE: usize = 4096;
