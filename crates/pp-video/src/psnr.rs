@@ -61,11 +61,12 @@ fn squares(a: &[u8], b: &[u8]) -> u64 {
 
 /// The same of samples of two bytes, which have 10 bits.
 fn squares_of_two(a: &[u8], b: &[u8]) -> u64 {
-    // 4,096 squares of 1,023 fit 32 bits.
+    // 4,096 squares of 1,023 fit 32 bits. What a plugin decodes may be beyond.
     const RUN: usize = 2 << 12;
     let run = |(a, b): (&[u8], &[u8])| -> u64 {
         let pairs = a.as_chunks().0.iter().zip(b.as_chunks().0);
         let apart = pairs.map(|(a, b)| u16::from_le_bytes(*a).abs_diff(u16::from_le_bytes(*b)));
+        let apart = apart.map(|apart| apart.min(1023));
         let sum: u32 = apart.map(|apart| u32::from(apart).pow(2)).sum();
         u64::from(sum)
     };

@@ -52,7 +52,7 @@ class Trainer:
         own_inputs: bool = False,
         own_targets: bool = False,
         devices: list[str] | None = None,
-        stuck_after: float | None = None,
+        stuck_after: float | None = 600.0,
         first_after: float = 600.0,
         report: str | None = None,
         command: list[str] | None = None,
@@ -148,7 +148,12 @@ class Trainer:
             for microbatch in range(self._settings.microbatches):
                 self._push(Item(self._sent(inputs[microbatch], targets[microbatch])))
             self._push(Item(self._exchange))
-        return self._meeting.verdict(number, self._goes_on)
+        try:
+            return self._meeting.verdict(number, self._goes_on)
+        except BaseException as error:
+            # The driver must not wait for a loop that has left.
+            self._meeting.end(error, self._turns)
+            raise
 
     def _sent(self, inputs: Tensors, targets: Tensors) -> dict[str, torch.Tensor]:
         """What the source sends of a microbatch."""

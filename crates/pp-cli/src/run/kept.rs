@@ -1,5 +1,7 @@
 //! What a run keeps of an output that is not finished.
 
+use std::time::SystemTime;
+
 use pp_job::command_line::say;
 use pp_job::output::kept_name;
 
@@ -8,7 +10,7 @@ use crate::args::{CutChoice, RunArgs};
 
 /// Cuts what a job that has ended early kept to whole frames, and says how to go on: once, by the supervisor, or by the
 /// process of the sink.
-pub(super) fn tell(args: &RunArgs, checked: &Checked) {
+pub(super) fn tell(args: &RunArgs, checked: &Checked, began: SystemTime) {
     let (config, sink) = (&checked.config, checked.pipeline.sink());
     let is_elsewhere = config.rank().is_some_and(|own| own != sink);
     let target = args.output.as_deref();
@@ -19,10 +21,16 @@ pub(super) fn tell(args: &RunArgs, checked: &Checked) {
     if config.is_supervised() || is_elsewhere {
         return;
     }
+    // What was not written since is not of this job, which was refused.
+    let written = path.metadata().and_then(|about| about.modified());
+    if written.map_or(true, |written| written < began) {
+        return;
+    }
     let path = path.display();
     say(match pp_video::kept::cut(target) {
         Ok(None) => return,
-        Ok(Some(frames)) if args.cuts == CutChoice::Hard => {
+        // Where --skip is refused, and where its number is not that of the frames that are kept.
+        Ok(Some(frames)) if args.cuts == CutChoice::Hard || args.live.has_gaps() => {
             format!("pp: {path}: {frames} whole frames are kept")
         }
         Ok(Some(frames)) => {

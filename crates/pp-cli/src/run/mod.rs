@@ -28,6 +28,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
 use std::rc::Rc;
+use std::time::SystemTime;
 
 use pp_command::KernelChoice;
 use pp_command::backend::{self, Backend};
@@ -64,6 +65,7 @@ use crate::args::{RunArgs, Strength};
 /// Runs the whole job, or this process's rank of it.
 pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
     let checked = check(args, env)?;
+    let began = SystemTime::now();
     // Dropped behind the job, so that viewers are told how it ended.
     let mut _serving = None;
     let done = checked.job(args).run(|rank| {
@@ -80,7 +82,7 @@ pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
             }
         }
     });
-    kept::tell(args, &checked);
+    kept::tell(args, &checked, began);
     done
 }
 

@@ -99,6 +99,8 @@ pub(super) struct Serving {
     clients: Vec<Spectator>,
     /// Held while there are clients.
     watching: Option<Watching>,
+    /// A caller waits who could not be taken, for want of descriptors: the next look is for the others alone.
+    is_out_of_reach: bool,
 }
 
 impl Serving {
@@ -108,6 +110,7 @@ impl Serving {
             bound,
             clients: Vec::new(),
             watching: None,
+            is_out_of_reach: false,
         }
     }
 
@@ -146,7 +149,8 @@ impl Serving {
 
     /// Sleeps until there is something to do; true if the job is over.
     fn sleep(&self, alarm: &OwnedFd) -> bool {
-        let listener = self.bound.iter().map(|(listener, _)| listener.as_fd());
+        let bound = self.bound.iter().filter(|_| !self.is_out_of_reach);
+        let listener = bound.map(|(listener, _)| listener.as_fd());
         let clients = self.clients.iter();
         let clients = clients.map(|client| (client.stream.as_fd(), client.wants()));
         let listened = listener.map(|fd| (fd, PollFlags::IN));
@@ -172,8 +176,12 @@ impl Serving {
         };
         // No more than fit: a flood of callers must not keep this going.
         for _ in 0..2 * CLIENTS {
-            let Ok((stream, _)) = listener.accept() else {
-                break;
+            let (stream, _) = match listener.accept() {
+                Ok(caller) => caller,
+                Err(error) => {
+                    self.is_out_of_reach = error.kind() != std::io::ErrorKind::WouldBlock;
+                    break;
+                }
             };
             let peer = rustix::net::sockopt::socket_peercred(&stream);
             let is_own = peer.is_ok_and(|peer| peer.uid == own);

@@ -136,7 +136,7 @@ impl Viewer {
     ///
     /// # Errors
     /// What `out` returns.
-    pub fn write_report(&self, out: impl io::Write) -> io::Result<()> {
+    pub fn write_report(&self, mut out: impl io::Write) -> io::Result<()> {
         #[derive(Serialize)]
         struct SoFar<'a> {
             pp_version: &'a str,
@@ -160,7 +160,11 @@ impl Viewer {
         };
         let warm_up = default_warm_up(window.kept.totals().chunks);
         let measures = Measures::of(&window.kept, warm_up, &facts.restarts);
-        write_json(out, &run, &measures, &window.kept)
+        let mut report = Vec::new();
+        write_json(&mut report, &run, &measures, &window.kept)?;
+        // A writer that waits must hold up nobody else who looks.
+        drop(window);
+        out.write_all(&report)
     }
 
     /// The job is looked at as long as the value lives: pictures are made, and the other ranks send vital signs.

@@ -55,7 +55,7 @@ impl<S> Faulty<S> {
         if self.arm.strikes(Break::UnsupportedDtype, chunk) {
             return first(|spec| {
                 let dims = spec.shape().dims();
-                TensorSpec::new(spec.name(), DType::F16, dims).expect("a tensor of another type")
+                TensorSpec::new(spec.name(), DType::I16, dims).expect("a tensor of another type")
             });
         }
         if self.arm.strikes(Break::OversizeTensor, chunk) {

@@ -63,7 +63,6 @@ fn sends_that_wait_for_each_other_end_by_a_fault_that_names_both_ranks() {
 #[test]
 fn what_cannot_be_run_is_refused_before_a_rank_starts() {
     for [name, csv, why] in rows("
-        elsewhere | 1F0,1B0/0F0,0B0/ | stage 0 stands on rank 1
         sends | 0F0,0SEND_F0,0RECV_B0,0B0/1RECV_F0,1F0,1B0,1SEND_B0/ | 0SEND_F0: a run takes F, I, W and B
         twice | 0F0,0F0,0B0/1F0,1B0/ | the actions of rank 0 make no fixed order
     ") {

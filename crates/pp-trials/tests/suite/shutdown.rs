@@ -72,8 +72,10 @@ fn a_state_that_is_not_reached_is_no_success() {
 fn an_interrupt_ends_the_ranks_and_removes_their_folder() {
     let folder = folder("shutdown_interrupted");
     for (asking, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        let child =
-            spawn(matrix(&["--only", "queued/stopped/go-on"]).env("TMPDIR", folder.file("")));
+        let mut command = matrix(&["--only", "queued/stopped/go-on"]);
+        // The sockets for viewers lie elsewhere.
+        command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
+        let child = spawn(command.env("TMPDIR", folder.file("")));
         let deadline = Instant::now() + Duration::from_secs(60);
         let ranks = loop {
             // Four cells of two ranks, two of which have a supervisor.

@@ -126,7 +126,7 @@ fn call_of_another_version_is_named() {
     };
     assert_eq!(
         error.to_string(),
-        "speaks control version 9, this rank speaks 2"
+        "speaks control version 9, this rank speaks 3"
     );
 }
 
