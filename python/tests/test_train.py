@@ -131,3 +131,26 @@ def test_what_cannot_be_trained_is_refused() -> None:
     own = train.Trainer("1f1b", **good)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="4 equal microbatches"):
         own.step((torch.ones(6, 2), torch.ones(6, 2)))
+
+
+def test_the_times_of_actions_are_measured_on_request(film: Film) -> None:
+    code, out, error = film.run(
+        HEAD
+        + """
+if __name__ == "__main__":
+    with trainer("zb-h1", timing=True) as own:
+        assert own.times() == {}
+        for _ in range(2):
+            own.step(batch())
+            own.evaluate(batch())
+        print({stage: "".join(times) for stage, times in own.times().items()}, own.times()[1]["F"].hex())
+    try:
+        trainer().times()
+    except RuntimeError as raised:
+        print(raised)
+"""
+    )
+    assert code == 0, error
+    both = re.findall(r"(\{.*\}) (\S+)", out + error)
+    assert len(both) == 2 and both[0] == both[1] and both[0][0] == "{0: 'FIW', 1: 'FIW'}", (out, error)
+    assert "timing=True" in out
