@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Film, free_port, needs
+from conftest import EXAMPLES, Film, free_port, needs
 
 torch = needs("torch")
 
@@ -154,3 +154,16 @@ if __name__ == "__main__":
     both = re.findall(r"(\{.*\}) (\S+)", out + error)
     assert len(both) == 2 and both[0] == both[1] and both[0][0] == "{0: 'FIW', 1: 'FIW'}", (out, error)
     assert "timing=True" in out
+
+
+def test_the_example_learns(tmp_path: Path) -> None:
+    # From end to end: the trained parts of both ranks come together, and say what they gain.
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "train_denoiser.py", "--steps", "200", "--weights", tmp_path],
+        capture_output=True, text=True, timeout=300, env={**os.environ, "PP_FLIGHT_OPS": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"loss (\S+),", done.stdout)]
+    assert len(losses) == 20 and losses[-1] < 0.9 * losses[0], done.stdout
+    gains = re.findall(r"(\S+) dB with noise, (\S+) dB denoised", done.stdout)
+    assert len(gains) == 2 and all(float(after) > float(before) for before, after in gains), done.stdout
