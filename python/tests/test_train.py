@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Film, free_port, needs
+from conftest import EXAMPLES, Film, free_port, needs
 
 torch = needs("torch")
 
@@ -131,3 +131,39 @@ def test_what_cannot_be_trained_is_refused() -> None:
     own = train.Trainer("1f1b", **good)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="4 equal microbatches"):
         own.step((torch.ones(6, 2), torch.ones(6, 2)))
+
+
+def test_the_times_of_actions_are_measured_on_request(film: Film) -> None:
+    code, out, error = film.run(
+        HEAD
+        + """
+if __name__ == "__main__":
+    with trainer("zb-h1", timing=True) as own:
+        assert own.times() == {}
+        for _ in range(2):
+            own.step(batch())
+            own.evaluate(batch())
+        print({stage: "".join(times) for stage, times in own.times().items()}, own.times()[1]["F"].hex())
+    try:
+        trainer().times()
+    except RuntimeError as raised:
+        print(raised)
+"""
+    )
+    assert code == 0, error
+    both = re.findall(r"(\{.*\}) (\S+)", out + error)
+    assert len(both) == 2 and both[0] == both[1] and both[0][0] == "{0: 'FIW', 1: 'FIW'}", (out, error)
+    assert "timing=True" in out
+
+
+def test_the_example_learns(tmp_path: Path) -> None:
+    # From end to end: the trained parts of both ranks come together, and say what they gain.
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "train_denoiser.py", "--steps", "200", "--weights", tmp_path],
+        capture_output=True, text=True, timeout=300, env={**os.environ, "PP_FLIGHT_OPS": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"loss (\S+),", done.stdout)]
+    assert len(losses) == 20 and losses[-1] < 0.9 * losses[0], done.stdout
+    gains = re.findall(r"(\S+) dB with noise, (\S+) dB denoised", done.stdout)
+    assert len(gains) == 2 and all(float(after) > float(before) for before, after in gains), done.stdout

@@ -34,6 +34,8 @@ class Verdict:
     loss: float
     norm: float | None
     finding: dict[str, Any] | None
+    # Of each stage the median time of its actions of each kind, in seconds.
+    times: dict[int, dict[str, float]]
 
 
 class Meeting:

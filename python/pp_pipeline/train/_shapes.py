@@ -17,6 +17,8 @@ from .._stages import Spec
 Specs = dict[str, Spec]
 # Most bytes of what is told of a tensor that is not finite.
 FINDING = 1024
+# The kinds of actions, in the order in which their times travel.
+OPS = "FIWB"
 
 
 def inputs_in(names: Any) -> list[str]:
@@ -34,9 +36,12 @@ def is_exchange(names: Any) -> bool:
     return "numbers" in names
 
 
-def exchange_specs(stages: int, microbatches: int) -> Specs:
-    """The tensors of an exchange: turn, mode, the squares of each stage, the loss of each microbatch; and a text."""
-    return {"numbers": Spec((2 + stages + microbatches,), torch.float64), "finding": Spec((FINDING,), torch.uint8)}
+def exchange_specs(stages: int, microbatches: int, timing: bool) -> Specs:
+    """The tensors of an exchange: turn, mode, the squares of each stage, the loss of each microbatch and, if they are measured, the
+    times of the actions of each stage; and a text.
+    """
+    times = len(OPS) * stages if timing else 0
+    return {"numbers": Spec((2 + stages + microbatches + times,), torch.float64), "finding": Spec((FINDING,), torch.uint8)}
 
 
 def _dtype(spec: Spec) -> torch.dtype:

@@ -30,7 +30,7 @@ class Trainer:
     `scheduler(optimizer)` are called for each stage. `clip` is the largest norm of all gradients together. `seed` decides all random
     numbers in the stages. With `own_inputs` the rank of stage 0 takes the inputs of its own loop, and with `own_targets` the rank of
     the last stage its targets; otherwise rank 0 sends its own. `devices`, `stuck_after`, `first_after`, `report` and `command` are
-    those of `Job`.
+    those of `Job`. With `timing` the times of all actions are measured, for `times()`.
 
     Every rank runs the same loop over `step`. `close()`, or the end of a `with`, ends the job.
     """
@@ -56,13 +56,14 @@ class Trainer:
         first_after: float = 600.0,
         report: str | None = None,
         command: list[str] | None = None,
+        timing: bool = False,
     ) -> None:
         self._settings = settings(
             schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
             reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed,
         )  # fmt: skip
         self._of_job: dict[str, Any] = dict(devices=devices, stuck_after=stuck_after, first_after=first_after, report=report, command=command)
-        self._own_inputs, self._own_targets = own_inputs, own_targets
+        self._own_inputs, self._own_targets, self._timing = own_inputs, own_targets, timing
         self._turns = self._steps = 0
         self._shapes: Any = None
         self._run: Run | None = None
@@ -95,6 +96,16 @@ class Trainer:
     def norm(self) -> float | None:
         """The norm of all gradients of the last step, before it was clipped."""
         return self._verdict.norm if self._verdict is not None else None
+
+    def times(self) -> dict[int, dict[str, float]]:
+        """Of each stage of the model the median time of its actions F, I, W and B, in seconds; of those kinds that it has.
+
+        The same at every rank, over up to 1,000 actions of a kind until the last step; empty before the first one. Raises
+        RuntimeError without `timing=True`.
+        """
+        if not self._timing:
+            raise RuntimeError("the times of actions were not measured: give Trainer(..., timing=True)")
+        return self._verdict.times if self._verdict is not None else {}
 
     @property
     def modules(self) -> dict[int, torch.nn.Module]:
@@ -183,9 +194,9 @@ class Trainer:
         placed = _native.place()
         rank = 0 if placed is None else placed[0]
         self._meeting = Meeting(rank)
-        self._rank = Rank(rank, terms, self._meeting, self._own_inputs, self._own_targets)
+        self._rank = Rank(rank, terms, self._meeting, self._own_inputs, self._own_targets, self._timing)
         self._rank.first_specs = specs_of_item(Item({f"x{at}": one for at, one in enumerate(inputs)}))
-        specs = _shapes.exchange_specs(terms.count, terms.microbatches)
+        specs = _shapes.exchange_specs(terms.count, terms.microbatches, self._timing)
         self._exchange = {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
         kinds = [specs_of_item(Item(self._sent(inputs, targets))), specs]
         job = Job(
@@ -212,7 +223,7 @@ class Trainer:
         terms = self._settings
         about = {
             "torch": torch.__version__, "seed": terms.seed, "reduction": terms.reduction, "clip": terms.clip,
-            "own": [self._own_inputs, self._own_targets],
+            "own": [self._own_inputs, self._own_targets], "timing": self._timing,
         }  # fmt: skip
         return [(f"train.{name}", json.dumps(value)) for name, value in about.items()]
 

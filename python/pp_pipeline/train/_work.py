@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +26,7 @@ _MODES = ["train", "evaluate", "look"]
 class Rank:
     """The stages of the model that stand on this rank, and where their job is. The driver alone calls it."""
 
-    def __init__(self, rank: int, settings: Settings, meeting: Meeting, own_inputs: bool, own_targets: bool) -> None:
+    def __init__(self, rank: int, settings: Settings, meeting: Meeting, own_inputs: bool, own_targets: bool, timing: bool) -> None:
         self.rank, self.settings, self.meeting = rank, settings, meeting
         self.own_inputs, self.own_targets = own_inputs, own_targets
         self.stages: dict[int, ModelStage] = {}
@@ -38,6 +42,7 @@ class Rank:
         self._left = 0
         self._verdict: Verdict | None = None
         self.first_specs: Specs = {}
+        self.times: Times | None = Times() if timing else None
 
     def splits(self, stage: int, microbatch: int) -> bool:
         """Says whether the backward of a microbatch has two parts."""
@@ -72,11 +77,12 @@ class Rank:
                     "run the same loop"
                 )
             count = self.settings.count
-            squares, losses = rest[:count], rest[count:]
+            last = count + self.settings.microbatches
+            squares, losses, times = rest[:count], rest[count:last], rest[last:]
             text = bytes(finding.tolist()).rstrip(b"\0")
             found = json.loads(text) if text else None
             norm = norm_of(squares, losses) if own.mode == "train" else None
-            self._verdict = Verdict(loss_of(losses, self.settings.reduction), norm, found)
+            self._verdict = Verdict(loss_of(losses, self.settings.reduction), norm, found, _times_in(times))
         return self._verdict
 
     def leaves(self, number: int) -> None:
@@ -109,6 +115,46 @@ class Rank:
         return {f"d{at}": spec for at, spec in enumerate(wanted)}
 
 
+def _times_in(numbers: list[float]) -> dict[int, dict[str, float]]:
+    """The times of each stage, as they travelled."""
+    ops = _shapes.OPS
+    of_stage = enumerate(zip(*(iter(numbers),) * len(ops), strict=True))
+    return {number: {op: one for op, one in zip(ops, times, strict=True) if one > 0} for number, times in of_stage}
+
+
+class Times:
+    """How long the actions of this rank's stages took: on a CPU by its clock, on a GPU by events of its stream."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[int, str], deque[float]] = {}
+        self._events: list[tuple[int, str, Any, Any]] = []
+
+    @contextmanager
+    def of(self, stage: ModelStage, op: str) -> Iterator[None]:
+        """Measures what a stage does within a `with`."""
+        if stage.device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            yield
+            end.record()
+            self._events.append((stage.number, op, start, end))
+        else:
+            begun = time.perf_counter()
+            yield
+            self._add(stage.number, op, time.perf_counter() - begun)
+
+    def _add(self, number: int, op: str, seconds: float) -> None:
+        self._seconds.setdefault((number, op), deque(maxlen=1000)).append(seconds)
+
+    def medians(self, number: int) -> list[float]:
+        """The median of each kind of actions of a stage; 0 of a kind that it does not have. Waits for a GPU."""
+        for stage, op, start, end in self._events:
+            end.synchronize()
+            self._add(stage, op, start.elapsed_time(end) / 1e3)
+        self._events.clear()
+        return [statistics.median(self._seconds.get((number, op), [0.0])) for op in _shapes.OPS]
+
+
 class _Work:
     """What a forward and a backward have in common. `of` is the rank, which a subclass of its own names."""
 
@@ -136,7 +182,12 @@ class _Work:
         if microbatch == self.of.settings.microbatches:
             self.exchange(number, turn, chunk, out)
         else:
-            self.work(turn, microbatch, chunk, out)
+            with self._timed(turn, "F" if self.is_forward else "I" if self.of.splits(self.number, microbatch) else "B"):
+                self.work(turn, microbatch, chunk, out)
+
+    def _timed(self, turn: Turn, op: str) -> AbstractContextManager[None]:
+        times = self.of.times
+        return times.of(self.stage, op) if times is not None and turn.mode == "train" else nullcontext()
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         raise NotImplementedError
@@ -195,7 +246,11 @@ class Forward(_Work):
             numbers[2 + self.number].copy_(stage.squares())
         if self.number == settings.count - 1:
             losses = [stage.losses[microbatch] for microbatch in range(settings.microbatches)]
-            numbers[2 + settings.count :].copy_(torch.stack(losses))
+            numbers[2 + settings.count :][: settings.microbatches].copy_(torch.stack(losses))
+        if self.of.times is not None:
+            at = 2 + settings.count + settings.microbatches + len(_shapes.OPS) * self.number
+            medians = torch.tensor(self.of.times.medians(self.number), dtype=torch.float64)
+            numbers[at : at + len(_shapes.OPS)].copy_(medians)
         if turn.mode == "look" and stage.finding is not None:
             self._add(finding, stage.finding)
 
@@ -245,7 +300,8 @@ class Backward(_Work):
         turn = self.of.turn(number)
         if microbatch < self.of.settings.microbatches:
             if turn.mode != "evaluate":
-                self.stage.backward_weight(microbatch, turn.mode == "look")
+                with self._timed(turn, "W"):
+                    self.stage.backward_weight(microbatch, turn.mode == "look")
             return
         assert self._ended is not None
         verdict = self.of.ends(number, *self._ended)
