@@ -21,9 +21,9 @@ pub(super) fn tell(args: &RunArgs, checked: &Checked, began: SystemTime) {
     if config.is_supervised() || is_elsewhere {
         return;
     }
-    // What was not written since is not of this job, which was refused.
+    // A job that was to go on in it, and was refused, has written nothing: its error says more.
     let written = path.metadata().and_then(|about| about.modified());
-    if written.map_or(true, |written| written < began) {
+    if args.going_on.skip > 0 && written.map_or(true, |written| written < began) {
         return;
     }
     let path = path.display();
