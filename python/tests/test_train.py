@@ -47,7 +47,7 @@ def cells(ranks: int, *arguments: int | str) -> list[str]:
     return "".join(said).splitlines()
 
 
-@pytest.mark.parametrize(("ranks", "sizes", "count"), [(2, (2, 3), 33), (4, (1, 4), 17)])
+@pytest.mark.parametrize(("ranks", "sizes", "count"), [(2, (2, 3), 32), (4, (1, 4), 25)])
 def test_every_schedule_gives_the_bits_of_one_process(ranks: int, sizes: tuple[int, int], count: int) -> None:
     lines = cells(ranks, *sizes, 3)
     assert lines == [f"{count} cells, 0 wrong"] * ranks
