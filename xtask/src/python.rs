@@ -53,7 +53,11 @@ pub(crate) fn test(packages: &str) -> Result<()> {
 fn package(packages: &str) -> Result<PathBuf> {
     let library = built(&mut cargo(&format!("build {packages}")), "_native")?;
     let folder = target()?.join("python/package/pp_pipeline");
-    for file in listed("python/pp_pipeline")? {
+    let files = [
+        listed("python/pp_pipeline")?,
+        listed("python/pp_pipeline/train")?,
+    ];
+    for file in files.concat() {
         let place = folder.join(file.strip_prefix("python/pp_pipeline")?);
         if file.extension().is_some_and(|is| is == "py" || is == "pyi") {
             fs::create_dir_all(place.parent().context("a file has a folder")?)?;
