@@ -1,6 +1,6 @@
 //! Training schedules for the package: checked, and as the order in which the ranks of a job work.
 
-use pp_runtime::schedule::{Kind, Limits, Runnable, Schedule as Listed, Step};
+use pp_runtime::schedule::{Action, Kind, Limits, Runnable, Schedule as Listed, Step};
 use pyo3::prelude::*;
 
 use crate::error::refused;
@@ -12,8 +12,8 @@ pub(crate) struct Schedule {
     pub(crate) runnable: Runnable,
 }
 
-/// Stage, letter of the computation (F, I, W or B), microbatch, and whether it begins together with the action behind it.
-type Row = (u32, &'static str, u32, bool);
+/// Stage, letter of the computation (F, I, W or B) and microbatch.
+type Row = (u32, &'static str, u32);
 
 #[pymethods]
 impl Schedule {
@@ -48,36 +48,11 @@ impl Schedule {
         self.listed.microbatches()
     }
 
-    /// The slots of each edge.
-    #[getter]
-    fn slots(&self) -> u32 {
-        self.runnable.slots()
-    }
-
-    /// The most microbatches in flight.
-    #[getter]
-    fn depth(&self) -> u32 {
-        self.runnable.depth()
-    }
-
     /// What each rank does, in its order.
     fn actions(&self) -> Vec<Vec<Row>> {
-        let rows = |step: &Step| {
-            let count = step.actions().count();
-            let row = move |(at, action): (usize, pp_runtime::schedule::Action)| {
-                let is_first = at + 1 < count;
-                (action.stage, action.op.name(), action.microbatch, is_first)
-            };
-            step.actions().enumerate().map(row).collect::<Vec<Row>>()
-        };
-        let ranks = self.listed.ranks().iter();
-        ranks
-            .map(|steps| steps.iter().flat_map(rows).collect())
-            .collect()
-    }
-
-    fn to_csv(&self) -> String {
-        self.listed.to_csv()
+        let row = |action: Action| (action.stage, action.op.name(), action.microbatch);
+        let rows = |steps: &Vec<Step>| steps.iter().flat_map(Step::actions).map(row).collect();
+        self.listed.ranks().iter().map(rows).collect()
     }
 }
 

@@ -26,12 +26,10 @@ def run_plain(
     clip: float | None = None,
     seed: int = 0,
     device: str = "cpu",
-    watch: Callable[[int, list[ModelStage]], None] | None = None,
 ) -> tuple[list[float], list[torch.nn.Module]]:
     """Trains on all batches. Gives the loss of each step, and the modules of the stages.
 
-    Each backward is whole. The schedule says in which order a stage adds its gradients, and nothing else. `watch` is called with
-    the step and the stages before the weights move.
+    Each backward is whole. The schedule says in which order a stage adds its gradients, and nothing else.
     """
     terms = settings(
         schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
@@ -49,8 +47,6 @@ def run_plain(
         squares = [float(stage.squares()) for stage in model]
         each = [float(model[-1].losses[microbatch]) for microbatch in range(microbatches)]
         norm = norm_of(squares, each)
-        if watch is not None:
-            watch(step, model)
         for stage in model:
             stage.apply(norm)
         if norm is None:
@@ -65,11 +61,11 @@ def run_plain(
     return losses, [stage.module for stage in model]
 
 
-def _order(actions: list[list[tuple[int, str, int, bool]]], count: int) -> list[list[int]]:
+def _order(actions: list[list[tuple[int, str, int]]], count: int) -> list[list[int]]:
     """Of each stage the microbatches in the order in which it adds the gradients of its weights."""
     order: list[list[int]] = [[] for _ in range(count)]
     for of_rank in actions:
-        for stage, op, microbatch, _ in of_rank:
+        for stage, op, microbatch in of_rank:
             if op in ("B", "W"):
                 order[stage].append(microbatch)
     return order

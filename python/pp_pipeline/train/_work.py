@@ -34,7 +34,7 @@ class Rank:
         self._splits = {
             (stage, microbatch)
             for actions in settings.schedule.actions()
-            for stage, op, microbatch, _ in actions
+            for stage, op, microbatch in actions
             if op == "W"
         }
         self._own = [number for number, rank_of in enumerate(settings.schedule.rank_of) if rank_of == rank]

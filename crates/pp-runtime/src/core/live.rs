@@ -192,6 +192,12 @@ impl LivePolicy {
         self.options.late == Late::Drop
     }
 
+    /// Says whether there is anything to decide or to judge. Otherwise chunks need not be told of.
+    #[must_use]
+    pub fn is_needed(&self) -> bool {
+        self.options != LiveOptions::default()
+    }
+
     /// The most chunks that may be in flight now, 1 or more: another one would only wait inside, or come out too late. It
     /// changes when a chunk is accepted.
     #[must_use]

@@ -123,6 +123,9 @@ where
         if let Some(line) = run.behind.tell(record.accepted_ns, frames, behind_ns) {
             (run.options.say)(line);
         }
+        if !run.live.is_needed() {
+            return Ok(());
+        }
         if record.dropped {
             run.live.overtaken(record.accepted_ns);
             return Ok(());

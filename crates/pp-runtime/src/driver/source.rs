@@ -73,6 +73,9 @@ where
 
     /// A chunk is built now. Gives the steps that are asked for.
     pub(super) fn admit(&mut self) -> Option<u16> {
+        if !self.run.live.is_needed() {
+            return None;
+        }
         let source = self.run.stages.source.as_ref();
         let read_ns = source.and_then(Source::oldest_ns);
         self.run.live.admit(now_ns(), read_ns)

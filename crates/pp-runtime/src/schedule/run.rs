@@ -72,12 +72,6 @@ impl Runnable {
         &self.pipeline
     }
 
-    /// Chunks of a step.
-    #[must_use]
-    pub fn chunks(&self) -> u64 {
-        self.orders[0].chunks()
-    }
-
     /// Returns the fixed order of each rank.
     #[must_use]
     pub fn orders(&self) -> &[FixedOrder] {
@@ -303,7 +297,7 @@ mod tests {
     #[test]
     fn a_step_that_trains_ends_with_an_exchange() {
         let trained = built(Kind::ZbV, (2, 2, 2)).trainable(1).unwrap();
-        assert_eq!(trained.chunks(), 3);
+        assert_eq!(trained.orders[0].chunks(), 3);
         let task = |stage| Task { stage, chunk: 2 };
         for (order, [first, second]) in trained.orders.iter().zip([[1, 4], [2, 3]]) {
             let back = [9 - second, 9 - first];
