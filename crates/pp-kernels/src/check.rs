@@ -20,7 +20,7 @@ use pp_contract::Manifest;
 
 use crate::config::{Bits, ChunkShape};
 use crate::stage::StageInfo;
-use anew::{begins_anywhere, tail, takes_any_steps, takes_gaps};
+use anew::{begins_anywhere, sharings, tail, takes_any_steps, takes_gaps};
 use film::{Begins, Film, all, must_equal, pictures, plan, play, script};
 use outcome::{Outcome, Why, fail, skip};
 use subject::{MOST_FRAMES, Setup};
@@ -193,12 +193,15 @@ fn is_alike_in_both(subject: &Subject<'_>) -> Outcome {
                 continue;
             }
             // What goes from part to part and from lap to lap counts, too.
-            let flagged = || about.stages.iter().filter(|stage| stage.same_bytes);
-            let parts = flagged().filter(|stage| stage.in_parts);
-            let laps = flagged().filter(|stage| stage.in_ring);
-            let parts = parts.map(|stage| Some((&*stage.name, [2, 1, 1])));
-            let laps = laps.map(|stage| Some((&*stage.name, [1, 2, 1])));
-            for sharing in [None].into_iter().chain(parts).chain(laps) {
+            // What goes from part to part and from lap to lap counts, too.
+            let same = |name| {
+                about
+                    .stages
+                    .iter()
+                    .any(|stage| stage.name == name && stage.same_bytes)
+            };
+            let ways = sharings(subject, &setup, &[[2, 1, 1], [1, 2, 1]])?.into_iter();
+            for sharing in ways.filter(|way| way.is_none_or(|(name, _)| same(name))) {
                 let on_host = |on_host| Setup {
                     on_host,
                     sharing,

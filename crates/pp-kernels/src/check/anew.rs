@@ -7,7 +7,7 @@ use super::film::{
     Begins, Film, Middle, Passed, ScriptedChunk, StageOutput, all, must_equal, play, script,
 };
 use super::outcome::{Outcome, Why, fail, skip};
-use super::subject::{Setup, Subject};
+use super::subject::{Setup, Sharing, Subject};
 use crate::config::ChunkShape;
 
 /// Gives the last frames, at most so many, that the source made of chunks, and their number.
@@ -26,32 +26,47 @@ pub(super) fn tail(passed: &[Passed], most: u32) -> Outcome<(u32, Vec<u8>)> {
 /// Tests what a restart builds on: a session that begins in the middle of a stream gives what the old one would have given,
 /// if it gets the frames before its first chunk, taken from what was sent. Sessions that saw other chunks begin anew, too.
 pub(super) fn begins_anywhere(subject: &Subject<'_>) -> Outcome {
-    let groups = sharings(subject, &[[1, 1, 2]]);
+    let setup = subject.setup()?;
+    let groups = sharings(subject, &setup, &[[1, 1, 2]])?;
     let script = all(script(5, 2), Begins::Following);
-    begins_anywhere_in(subject, &subject.setup()?, &script, &groups)
+    begins_anywhere_in(subject, &setup, &script, &groups)
 }
 
 /// A stage in two parts, in two laps, and with two members.
 const IN_TWO: [[u32; 3]; 3] = [[2, 1, 1], [1, 2, 1], [1, 1, 2]];
 
-/// No stage shared out, and then each in these ways, as far as it has their flags.
-fn sharings<'a>(subject: &Subject<'a>, ways: &[[u32; 3]]) -> Vec<Option<(&'a str, [u32; 3])>> {
-    let stages = subject.set.stages().iter();
-    let shared = stages.flat_map(|stage| {
+/// No stage shared out, and then each in these ways, as far as it has their flags and its sessions take them.
+pub(super) fn sharings<'a>(
+    subject: &Subject<'a>,
+    setup: &Setup<'_>,
+    ways: &[[u32; 3]],
+) -> Outcome<Vec<Sharing<'a>>> {
+    let mut taken = vec![None];
+    for stage in subject.set.stages() {
         let has = [stage.in_parts, stage.in_ring, stage.in_group];
-        let is_allowed =
-            move |way: &&[u32; 3]| way.iter().zip(has).all(|(of, has)| *of == 1 || has);
-        let allowed = ways.iter().filter(is_allowed);
-        allowed.map(|way| Some((&stage.name[..], *way)))
-    });
-    std::iter::once(None).chain(shared).collect()
+        let allowed = |way: &&[u32; 3]| way.iter().zip(has).all(|(of, has)| *of == 1 || has);
+        for way in ways.iter().filter(allowed) {
+            let sharing = Some((&stage.name[..], *way));
+            match Middle::open(subject, &Setup { sharing, ..*setup }) {
+                Ok(_) => taken.push(sharing),
+                Err(why) => {
+                    let [parts, laps, members] = way;
+                    let name = &stage.name;
+                    let what =
+                        format!("{name} in {parts} parts, {laps} laps and {members} members");
+                    subject.skip(&what, why)?;
+                }
+            }
+        }
+    }
+    Ok(taken)
 }
 
 fn begins_anywhere_in(
     subject: &Subject<'_>,
     setup: &Setup<'_>,
     script: &[ScriptedChunk],
-    sharings: &[Option<(&str, [u32; 3])>],
+    sharings: &[Sharing<'_>],
 ) -> Outcome {
     let mut film = Film::open(subject, setup, 0)?;
     let passed = film.play(script)?;
@@ -130,8 +145,8 @@ pub(super) fn takes_gaps(subject: &Subject<'_>) -> Outcome {
         begins: Begins::Following,
     };
     let script: Vec<_> = GAPS.into_iter().map(chunk).collect();
-    let sharings = sharings(subject, &IN_TWO);
     let main = subject.setup()?;
+    let sharings = sharings(subject, &main, &IN_TWO)?;
     let other = subject.setup_of(37, 23, main.config.chroma);
     for setup in [main, other] {
         if !subject.takes(&setup)? {
@@ -170,7 +185,7 @@ pub(super) fn takes_any_steps(subject: &Subject<'_>) -> Outcome {
         return skip(format!("{} has not the flag PP_STAGE_STEPS", stage.name));
     }
     let setup = subject.setup()?;
-    let sharings = sharings(subject, &IN_TWO);
+    let sharings = sharings(subject, &setup, &IN_TWO)?;
     for sharing in sharings {
         let setup = Setup { sharing, ..setup };
         // A part, and a lap, has one pass at least.

@@ -19,12 +19,14 @@ pub(super) const MOST_FRAMES: u32 = 3;
 /// Fills memory that nothing has written.
 const FILL: u8 = 0xA5;
 
+/// A stage that is shared out, if one is, and the numbers of its parts, laps and members.
+pub(super) type Sharing<'a> = Option<(&'a str, [u32; 3])>;
+
 /// Describes the sessions of a film.
 #[derive(Clone, Copy)]
 pub(super) struct Setup<'a> {
     pub(super) config: SessionConfig,
-    /// A stage that is shared out, and the numbers of its parts, laps and members.
-    pub(super) sharing: Option<(&'a str, [u32; 3])>,
+    pub(super) sharing: Sharing<'a>,
     /// Fills memory that nothing has written.
     pub(super) fill: u8,
     /// Says of a subject on a device which stages are in host memory all the same.
