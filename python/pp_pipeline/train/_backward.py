@@ -93,9 +93,9 @@ def divides(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], wei
 
 
 def backward_input(
-    outputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], groups: list[_Group]
+    outputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor] | None, inputs: Sequence[torch.Tensor], groups: list[_Group]
 ) -> list[torch.Tensor | None]:
-    """The gradients of the inputs. Keeps in `groups` what those of the weights take."""
+    """The gradients of the inputs; `grads` is None of a loss. Keeps in `groups` what those of the weights take."""
     handles = []
 
     def keep(group: _Group, at: int) -> Any:

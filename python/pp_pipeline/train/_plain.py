@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ._settings import NotFiniteError, Optimizer, cut, halves, settings
-from ._stage import ModelStage, loss_of, norm_of
+from ._stage import ModelStage, Randomness, loss_of, norm_of
 
 
 def run_plain(
@@ -72,12 +72,16 @@ def _order(actions: list[list[tuple[int, str, int]]], count: int) -> list[list[i
 
 
 def _run(model: list[ModelStage], order: list[list[int]], step: int, inputs: Any, targets: Any, looks: bool) -> None:
-    for microbatch, given in enumerate(inputs):
-        tensors = given
-        for stage in model:
-            needs = [stage.number > 0 and one.requires_grad for one in tensors]
-            own = tuple(one.detach().clone().requires_grad_(need) for one, need in zip(tensors, needs, strict=True))
-            tensors = stage.forward((step, microbatch), own, targets[microbatch], True, looks)
-    grads: dict[int, list[torch.Tensor]] = {microbatch: [] for microbatch in range(len(inputs))}
-    for stage in reversed(model):
-        grads = {microbatch: stage.backward(microbatch, grads[microbatch], looks) for microbatch in order[stage.number]}
+    random = Randomness(model[0].device)
+    try:
+        for microbatch, given in enumerate(inputs):
+            tensors = given
+            for stage in model:
+                needs = [stage.number > 0 and one.requires_grad for one in tensors]
+                own = tuple(one.detach().clone().requires_grad_(need) for one, need in zip(tensors, needs, strict=True))
+                tensors = stage.forward((step, microbatch), own, targets[microbatch], True, looks)
+        grads: dict[int, list[torch.Tensor]] = {microbatch: [] for microbatch in range(len(inputs))}
+        for stage in reversed(model):
+            grads = {microbatch: stage.backward(microbatch, grads[microbatch], looks) for microbatch in order[stage.number]}
+    finally:
+        random.give_back()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _native
-from ._stage import ModelStage, Tensors, seed_of, seeded
+from ._stage import ModelStage, Randomness, Tensors, seed_of, seed_with
 
 Optimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -49,8 +49,12 @@ class Settings:
     def made(self, number: int, device: torch.device) -> ModelStage:
         """A stage of the model, its random numbers drawn by seed and number."""
         # No step has this number.
-        with seeded(seed_of(self.seed, 2**63, number, 0), torch.device("cpu")):
+        own = Randomness(torch.device("cpu"))
+        seed_with(seed_of(self.seed, 2**63, number, 0), torch.device("cpu"))
+        try:
             module = self.stages(number)
+        finally:
+            own.give_back()
         return ModelStage(number, number == self.count - 1, module, self, device)
 
 

@@ -6,7 +6,8 @@ A tensor that needs a gradient is called `g0`, `g1` and so on by its place among
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,14 +22,19 @@ FINDING = 1024
 OPS = "FIWB"
 
 
-def inputs_in(names: Any) -> list[str]:
+def inputs_in(names: Iterable[str]) -> list[str]:
     """The names of a stage's inputs among these, by their places."""
-    return sorted((name for name in names if name[0] in "gx"), key=lambda name: int(name[1:]))
+    return _by_place(tuple(names), "gx")
 
 
-def targets_in(names: Any) -> list[str]:
+def targets_in(names: Iterable[str]) -> list[str]:
     """The names of the targets among these."""
-    return sorted((name for name in names if name[0] == "t"), key=lambda name: int(name[1:]))
+    return _by_place(tuple(names), "t")
+
+
+@functools.cache
+def _by_place(names: tuple[str, ...], letters: str) -> list[str]:
+    return sorted((name for name in names if name[0] in letters), key=lambda name: int(name[1:]))
 
 
 def is_exchange(names: Any) -> bool:

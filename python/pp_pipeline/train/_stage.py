@@ -26,22 +26,24 @@ def seed_of(seed: int, step: int, stage: int, microbatch: int) -> int:
     return mixed % 2**63
 
 
-class seeded:
-    """Sets PyTorch's random numbers within a `with`, and gives the program its own back behind it."""
+def seed_with(seed: int, device: torch.device) -> None:
+    """Sets PyTorch's random numbers."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._seed, self._gpu = seed, device if device.type == "cuda" else None
 
-    def __enter__(self) -> None:
+class Randomness:
+    """The program's own random numbers. It gets them back behind the work of stages, which set others."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = device if device.type == "cuda" else None
         self._state = torch.get_rng_state()
         self._of_gpu = torch.cuda.get_rng_state(self._gpu) if self._gpu else None
-        torch.default_generator.manual_seed(self._seed)
-        if self._gpu:
-            torch.cuda.manual_seed(self._seed)
 
-    def __exit__(self, *_: Any) -> None:
+    def give_back(self) -> None:
         torch.set_rng_state(self._state)
-        if self._gpu:
+        if self._gpu and self._of_gpu is not None:
             torch.cuda.set_rng_state(self._of_gpu, self._gpu)
 
 
@@ -78,9 +80,10 @@ class ModelStage:
         self._buffers = [buffer.clone() for buffer in self.module.buffers()] if trains else []
 
     def forward(self, at: tuple[int, int], inputs: Tensors, targets: Tensors, trains: bool, looks: bool = False) -> Tensors:
-        """Runs step and microbatch `at`. Gives what goes on; of the last stage nothing."""
+        """Runs step and microbatch `at`. Gives what goes on; of the last stage nothing. Sets PyTorch's random numbers."""
         step, microbatch = at
-        with seeded(seed_of(self._settings.seed, step, self.number, microbatch), self.device), torch.set_grad_enabled(trains):
+        seed_with(seed_of(self._settings.seed, step, self.number, microbatch), self.device)
+        with torch.set_grad_enabled(trains):
             with _Checkpoints() if self._is_new and trains else nullcontext() as checkpoints:
                 made = self.module(*inputs)
             outputs = made if isinstance(made, (tuple, list)) else (made,)
@@ -90,7 +93,7 @@ class ModelStage:
                 loss = self._settings.loss(made, *targets)
                 if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                     raise TypeError(f"loss gave {loss!r}: it gives a tensor of one number")
-                self.losses[microbatch] = loss.detach().double().reshape(())
+                self.losses[microbatch] = loss.detach()
                 outputs = (loss,)
         if looks:
             names = ["loss"] if self._is_last else [f"output {at}" for at in range(len(outputs))]
@@ -144,10 +147,10 @@ class ModelStage:
         if looks:
             self._look_behind(microbatch, [])
 
-    def _roots(self, outputs: Tensors, grads: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _roots(self, outputs: Tensors, grads: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
         roots = [output for output in outputs if output.requires_grad]
         if self._is_last:
-            return roots, [torch.ones_like(root) for root in roots]
+            return roots, None
         return roots, list(grads)
 
     def _look_behind(self, microbatch: int, made: Sequence[torch.Tensor]) -> None:

@@ -17,7 +17,7 @@ from . import _shapes
 from ._meeting import Meeting, Turn, Verdict
 from ._settings import Settings
 from ._shapes import Specs
-from ._stage import ModelStage, Tensors, loss_of, norm_of
+from ._stage import ModelStage, Randomness, Tensors, loss_of, norm_of
 
 # The modes of a turn, as they travel.
 _MODES = ["train", "evaluate", "look"]
@@ -40,6 +40,7 @@ class Rank:
         self._own = [number for number, rank_of in enumerate(settings.schedule.rank_of) if rank_of == rank]
         self._turn: Turn | None = None
         self._left = 0
+        self._random = Randomness(torch.device("cpu"))
         self._verdict: Verdict | None = None
         self.first_specs: Specs = {}
         self.times: Times | None = Times() if timing else None
@@ -60,8 +61,11 @@ class Rank:
             turn = self.meeting.turn(number)
             if turn.issued is not None:
                 torch.cuda.current_stream().wait_event(turn.issued)
+            device = torch.device("cpu")
             for stage in self.stages.values():
                 stage.begin(turn.mode != "evaluate")
+                device = stage.device
+            self._random = Randomness(device)
             self._turn, self._left, self._verdict = turn, len(self._own), None
         return self._turn
 
@@ -92,6 +96,7 @@ class Rank:
             assert self._verdict is not None
             if any(stage.device.type == "cuda" for stage in self.stages.values()):
                 torch.cuda.current_stream().synchronize()
+            self._random.give_back()
             self.meeting.tell(number, self._verdict)
 
     # What travels.
@@ -209,14 +214,14 @@ class Forward(_Work):
         return cls.of.forward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
-        names = list(chunk)
-        device = self.stage.device
+        device, names = self.stage.device, tuple(chunk)
+        taken = _shapes.inputs_in(names)
         if self.number == 0 and self.of.own_inputs:
             inputs: Tensors = tuple(one.to(device) for one in turn.inputs[microbatch])
         else:
             # The slot goes back before autograd has read what it keeps.
-            inputs = tuple(chunk[name].clone() for name in _shapes.inputs_in(names))
-            for name, one in zip(_shapes.inputs_in(names), inputs, strict=True):
+            inputs = tuple(chunk[name].clone() for name in taken)
+            for name, one in zip(taken, inputs, strict=True):
                 one.requires_grad_(name[0] == "g" and turn.mode != "evaluate")
         is_last = self.number == self.of.settings.count - 1
         targets: Tensors = ()
@@ -245,7 +250,7 @@ class Forward(_Work):
         if turn.mode == "train":
             numbers[2 + self.number].copy_(stage.squares())
         if self.number == settings.count - 1:
-            losses = [stage.losses[microbatch] for microbatch in range(settings.microbatches)]
+            losses = [stage.losses[microbatch].double().reshape(()) for microbatch in range(settings.microbatches)]
             numbers[2 + settings.count :][: settings.microbatches].copy_(torch.stack(losses))
         if self.of.times is not None:
             at = 2 + settings.count + settings.microbatches + len(_shapes.OPS) * self.number
