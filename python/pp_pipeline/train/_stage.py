@@ -83,7 +83,7 @@ class ModelStage:
         """Runs step and microbatch `at`. Gives what goes on; of the last stage nothing. Sets PyTorch's random numbers."""
         step, microbatch = at
         seed_with(seed_of(self._settings.seed, step, self.number, microbatch), self.device)
-        with torch.set_grad_enabled(trains):
+        with nullcontext() if torch.is_grad_enabled() is trains else torch.set_grad_enabled(trains):
             with _Checkpoints() if self._is_new and trains else nullcontext() as checkpoints:
                 made = self.module(*inputs)
             outputs = made if isinstance(made, (tuple, list)) else (made,)

@@ -165,8 +165,8 @@ class _Work:
 
     of: Rank
     arrays = "torch"
-    # Gradients are recorded, and no mode of inference is on.
-    inference = False
+    # Gradients are recorded, no mode of inference is on, and what autograd keeps is a copy: nothing is to check behind a call.
+    inference = _is_checked = False
     is_forward: bool
 
     def __init__(self, at: At) -> None:
