@@ -1,7 +1,8 @@
 //! `cargo xtask everything container`: the steps of `Containerfile` in bare Debian roots, and `pp` in the last of them.
 //!
 //! Two roots come from debootstrap, one for each stage. The first has the Rust toolchain of this machine, as the image that
-//! the stage names has one. Mirrors, names and certificates are those of this machine. It needs the rights of root.
+//! the stage names has one. Packages come from the mirror of debootstrap; names, proxies and certificates are those of this machine. It
+//! needs the rights of root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,22 +60,19 @@ impl Root {
         let mut bootstrap = command("debootstrap");
         let bare = bootstrap.args(["--variant=minbase", RELEASE]).arg(&at);
         run(bare).context("debootstrap comes with apt-get install debootstrap")?;
+        let mut env =
+            vec!["PATH=/usr/local/cargo/bin:/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin".into()];
+        let proxies = ["http_proxy", "https_proxy", "no_proxy"].into_iter();
+        env.extend(
+            proxies.filter_map(|name| Some(format!("{name}={}", std::env::var(name).ok()?))),
+        );
         let root = Self {
             at,
             folder: "/".into(),
-            env: vec![
-                "PATH=/usr/local/cargo/bin:/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin".into(),
-            ],
+            env,
         };
-        for file in [
-            "etc/resolv.conf",
-            "etc/apt/sources.list",
-            "etc/apt/sources.list.d",
-        ] {
-            if Path::new("/").join(file).exists() {
-                root.take(&Path::new("/").join(file), file)?;
-            }
-        }
+        // The sources of packages are not: those of others want keys that are not in it, and those of another release do not fit.
+        root.take(Path::new("/etc/resolv.conf"), "etc/resolv.conf")?;
         Ok(root)
     }
 
@@ -82,7 +80,8 @@ impl Root {
     fn take(&self, from: &Path, to: &str) -> Result<()> {
         let to = self.at.join(to.trim_start_matches('/'));
         fs::create_dir_all(to.parent().unwrap_or(&self.at))?;
-        run(command("cp").args(["-a", "-T"]).arg(from).arg(to))
+        // The names of this machine may be a link to a file that is not in it.
+        run(command("cp").args(["-a", "-H", "-T"]).arg(from).arg(to))
     }
 
     /// The toolchain that the image with Rust has.
@@ -201,6 +200,9 @@ pub(crate) fn install() -> Result<()> {
     let mut install = crate::process::cargo("install --locked --path crates/pp-cli --force --root");
     run(install.arg(&at))?;
     let empty = at.join("empty");
+    if empty.exists() {
+        fs::remove_dir_all(&empty)?;
+    }
     fs::create_dir_all(&empty)?;
     let clip = crate::clip::expanded()?;
     let started = || {

@@ -16,7 +16,7 @@ use pp_command::{Input, KernelChoices, LiveArgs, TransportChoice, plugin_arg, pr
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
 use pp_contract::{DeviceName, Pipeline};
 use pp_job::Error;
-use pp_job::command_line::{arguments, say, set_arguments};
+use pp_job::command_line::{arguments, set_arguments};
 use pp_job::output::stdout;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
@@ -84,21 +84,25 @@ pub(crate) fn parse<C: CommandFactory + FromArgMatches>() -> Result<(C, Loudness
                 None => refusal,
             }));
         }
-        if !error.use_stderr() {
-            let text = error.render();
-            match rustix::termios::isatty(stdout()) {
-                true => print(&text.ansi().to_string())?,
-                false => print(&text.to_string())?,
+        if error.use_stderr() {
+            if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+                error.exit()
             }
-            std::process::exit(0)
+            let mut told = in_one_line(&error.render().to_string());
+            if let Some(Expanded { file, .. }) = &expanded {
+                let file = file.display();
+                told.push_str(&format!(
+                    "; the options of {file} are part of this command line"
+                ));
+            }
+            return Err(Error::Usage(told));
         }
-        if let Some(Expanded { file, .. }) = &expanded {
-            let file = file.display();
-            say(format!(
-                "pp: the options of {file} are part of this command line"
-            ));
+        let text = error.render();
+        match rustix::termios::isatty(stdout()) {
+            true => print(&text.ansi().to_string())?,
+            false => print(&text.to_string())?,
         }
-        error.exit()
+        std::process::exit(0)
     })
 }
 
@@ -159,6 +163,39 @@ fn prepare(command: clap::Command, name: &str) -> clap::Command {
     };
     let command = command.display_name(name).mut_args(with_negative);
     command.mut_subcommands(|below| prepare(below, name))
+}
+
+/// What clap says in several lines: what is wrong, what there is instead, and where more stands.
+fn in_one_line(text: &str) -> String {
+    let (what, usage) = text.split_once("\nUsage: ").unwrap_or((text, ""));
+    let mut told = String::new();
+    for line in what.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if line.starts_with("For more information") {
+            continue;
+        }
+        let line = line
+            .trim_start_matches("error: ")
+            .trim_start_matches("tip: ");
+        let between = match told.chars().last() {
+            None => "",
+            Some(':') => " ",
+            Some(_) if line.starts_with(['-', '<']) => ", ",
+            Some(_) => "; ",
+        };
+        told.push_str(between);
+        told.push_str(line.trim_matches(['[', ']']));
+    }
+    let command = usage.split_whitespace();
+    let command: Vec<_> = command
+        .take_while(|word| !word.starts_with(['[', '<', '-']))
+        .collect();
+    if !command.is_empty() {
+        told.push_str(&format!(
+            "; {} --help says what it takes",
+            command.join(" ")
+        ));
+    }
+    told
 }
 
 /// One line for a value that its option does not take.

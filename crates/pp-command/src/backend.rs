@@ -187,9 +187,14 @@ pub fn find_plugin(kernels: &KernelChoice) -> Result<(), Error> {
             let names: String = KernelSet::built_in()
                 .map(|set| format!("{}, ", set.describe().name))
                 .collect();
-            Err(Error::Usage(format!(
+            let told = format!(
                 "--kernels {path:?}: there is no such file; it takes auto, {names}or the path of a plugin"
-            )))
+            );
+            Err(match path.as_os_str().as_encoded_bytes().contains(&b'/') {
+                true => Error::local(FaultKind::Io, "find kernels", told),
+                // A name, misspelt.
+                false => Error::Usage(told),
+            })
         }
         _ => Ok(()),
     }

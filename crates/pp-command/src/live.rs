@@ -10,9 +10,10 @@ use pp_runtime::core::Late;
 use crate::whole;
 
 /// What the output has in the place of frames that were dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Fill {
     /// The last frame before them once more for each; before the first frame, the next one.
+    #[default]
     Repeat,
     /// Nothing.
     Skip,
@@ -25,9 +26,9 @@ pub struct LiveArgs {
     /// that are not begun. A file has all its frames at once, so drop takes a pipe, or --pace.
     #[arg(long, value_parser = late(), default_value = "block")]
     pub late: Late,
-    /// What the output has in the place of frames that were dropped.
-    #[arg(long, value_enum, default_value = "repeat")]
-    pub fill: Fill,
+    /// What the output has in the place of frames that were dropped; by default repeat.
+    #[arg(long, value_enum)]
+    pub fill: Option<Fill>,
     /// Latency that no chunk is to exceed, such as 80ms or 1.5s, 1ms to 3600s, from when its first frame is there; by default
     /// none. Fewer chunks are in flight, fewer steps are made (--min-steps), and late chunks are dropped (--late drop).
     #[arg(long, value_name = "TIME", value_parser = latency)]
@@ -53,7 +54,7 @@ impl LiveArgs {
     /// Says whether the sink repeats frames.
     #[must_use]
     pub fn repeats(&self) -> bool {
-        self.has_gaps() && self.fill == Fill::Repeat
+        self.has_gaps() && self.fill.unwrap_or_default() == Fill::Repeat
     }
 }
 

@@ -3,7 +3,9 @@
 //! that runs jobs needs none of it.
 
 pub use crate::arguments::{arguments, set_arguments};
-pub use crate::config::{DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR, stuck_after, world};
+pub use crate::config::{
+    DEVICES, JOB, LOSSES_FD, REPORT_FD, SUPERVISOR, host_name, stuck_after, world,
+};
 pub use crate::end::{be_quiet, end_now, is_quiet, note_exit, say, say_aside, say_note};
 pub use crate::error::code_of;
 pub use crate::flight::NOTICED;

@@ -225,3 +225,9 @@ fn milliseconds(
     };
     Ok((ms > 0).then(|| Duration::from_millis(ms)))
 }
+/// The name of this machine.
+#[must_use]
+pub fn host_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}

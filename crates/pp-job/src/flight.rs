@@ -24,7 +24,7 @@ use pp_transport::flight::{FlightRecorder, Moment, Reason, Recording};
 use pp_transport::launch::Launch;
 
 use self::folder::Folder;
-use crate::config::Config;
+use crate::config::{Config, host_name};
 use crate::error::Error;
 use crate::reports::{Report, Reporter};
 
@@ -110,7 +110,7 @@ impl Flight {
             job: digest(launch.job_id().as_bytes()),
             rank: launch.rank(),
             world_size: WorldSize::new(launch.world_size().get()).map_err(anyhow::Error::new)?,
-            host: Text::truncated(&rustix::system::uname().nodename().to_string_lossy()),
+            host: Text::truncated(&host_name()),
             boot: boot(),
             folder: Folder::new(config.flight_folder.as_deref()),
             reporter: reporter.clone(),

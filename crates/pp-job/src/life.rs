@@ -12,6 +12,7 @@ use pp_transport::launch::{Launch, LocalJob};
 
 use crate::RANK_0;
 use crate::caller::Caller;
+use crate::config::host_name;
 use crate::context::Context;
 use crate::decline::join_to_abort;
 use crate::end::{leave, log_aside};
@@ -139,7 +140,7 @@ impl Job<'_> {
             pid: std::process::id(),
             number: self.number,
             program: script.unwrap_or(program),
-            host: rustix::system::uname().nodename().to_string_lossy().into(),
+            host: host_name(),
             pipeline: self.pipeline.to_string(),
             depth: self.depth,
             restarts_allowed: self.restarts,

@@ -20,6 +20,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use pp_contract::FaultKind;
+use pp_runtime::stage::StageError;
 use pp_transport::flight::{MAX_FILE_BYTES, Recording};
 
 use self::ranked::{Files, Ranked};
@@ -56,7 +57,7 @@ fn read(file: &Path) -> Result<(PathBuf, Recording), Error> {
     // One byte more than any has, so that one which is longer shows.
     File::open(file)
         .and_then(|open| open.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
-        .map_err(|e| refuse(FaultKind::Io, file, e))?;
+        .map_err(|e| StageError::file("read recording", file, &e))?;
     let recording = Recording::decode(&bytes).map_err(|e| refuse(FaultKind::BadInput, file, e))?;
     Ok((file.to_owned(), recording))
 }

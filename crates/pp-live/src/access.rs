@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
+use pp_job::command_line::host_name;
 
 use crate::token::Token;
 
@@ -61,14 +62,11 @@ pub(crate) struct Access {
 impl Access {
     pub(crate) fn new(token: Token, address: SocketAddr) -> Self {
         let address = address.ip();
-        let name = || {
-            let name = rustix::system::uname();
-            name.nodename().to_str().ok().map(str::to_ascii_lowercase)
-        };
+        let is_local = address.is_loopback();
         Self {
             token,
             address,
-            name: (!address.is_loopback()).then(name).flatten(),
+            name: (!is_local).then(|| host_name().to_ascii_lowercase()),
         }
     }
 

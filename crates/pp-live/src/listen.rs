@@ -1,6 +1,6 @@
 //! Where a job is shown, and the thread that shows it.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::thread::JoinHandle;
 
 use pp_contract::{Fault, FaultKind};
-use pp_job::command_line::say_aside;
+use pp_job::command_line::{host_name, say_aside};
 use pp_job::seen::{Viewer, at_low_priority};
 use pp_job::{Error, RANK_0};
 use tokio::net::{TcpListener, TcpSocket};
@@ -73,10 +73,20 @@ impl Live {
             None => Token::random(),
         };
         let failed = |error: io::Error| {
-            let detail = format!(
-                "--live {}: {error}; port 0 takes one that is free",
-                self.address
-            );
+            let detail = match error.kind() {
+                ErrorKind::AddrNotAvailable => format!(
+                    "--live {}: {} is no address of this machine; name one of its own, or 0.0.0.0 for all of them",
+                    self.address,
+                    self.address.ip()
+                ),
+                ErrorKind::AddrInUse | ErrorKind::PermissionDenied => {
+                    format!(
+                        "--live {}: {error}; port 0 takes one that is free",
+                        self.address
+                    )
+                }
+                _ => format!("--live {}: {error}", self.address),
+            };
             Error::from(Fault::new(
                 FaultKind::Io,
                 RANK_0,
@@ -139,10 +149,7 @@ impl Live {
 fn url(address: SocketAddr, token: &str) -> String {
     let host = match address.ip() {
         ip if !ip.is_unspecified() => SocketAddr::new(ip, address.port()).to_string(),
-        _ => {
-            let name = rustix::system::uname();
-            format!("{}:{}", name.nodename().to_string_lossy(), address.port())
-        }
+        _ => format!("{}:{}", host_name(), address.port()),
     };
     format!("http://{host}/?token={token}")
 }

@@ -219,10 +219,10 @@ fn one(seen: &Snapshot) -> String {
         (
             "late",
             format!(
-                "{} late, {} chunks and {} frames dropped, {} steps saved, held back {}",
+                "{} late, {} frames dropped, {} chunks overtaken by cuts, {} steps saved, held back {}",
                 totals.late,
-                totals.dropped,
                 totals.skipped_frames,
+                totals.dropped,
                 totals.steps_saved,
                 ms(Some(totals.held_back_ms))
             ),

@@ -12,14 +12,16 @@
 
 mod host;
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use pp_contract::{
     CacheEpoch, ChunkIndex, Fault, FaultKind, Manifest, ManifestError, Message, Plan, PlanError,
     Rank, Seal, with_source,
 };
-use pp_transport::error::TransportError;
+use pp_transport::error::{TransportError, lift_limit};
 use pp_transport::in_flight::Part;
+use rustix::io::Errno;
 
 pub use self::host::{OnHost, first_bytes};
 use crate::core::Cut;
@@ -55,7 +57,8 @@ impl StageError {
 
     /// A file that cannot be opened, read or written, named by its path.
     pub fn file(operation: &'static str, path: &Path, error: &std::io::Error) -> Self {
-        let detail = format!("{}: {error}", path.display());
+        let remedy = remedy_of_file(error);
+        let detail = format!("{}: {error}; {remedy}", path.display());
         Self::new(FaultKind::Io, operation, detail)
     }
 
@@ -70,6 +73,19 @@ impl StageError {
     pub fn into_fault(self, rank: Rank) -> Fault {
         let rank = self.blames.unwrap_or(rank);
         Fault::new(self.kind, rank, self.operation, self.detail)
+    }
+}
+
+/// What to do about a file that cannot be opened, read or written.
+#[must_use]
+pub fn remedy_of_file(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::NotFound => "check its name",
+        ErrorKind::PermissionDenied => "choose a file that you may open",
+        ErrorKind::IsADirectory => "name a file in it",
+        _ => Errno::from_io_error(error)
+            .and_then(lift_limit)
+            .unwrap_or("choose another file"),
     }
 }
 

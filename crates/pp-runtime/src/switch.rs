@@ -2,7 +2,7 @@
 //!
 //! Hazard: a fault seen by a thread that can do nothing about it, while the one that can sleeps.
 //! Guarantee: the first fault wins and is never lost, and the thread that raises a fault rings the
-//! bell. No thread takes a lock here: a fault is moved into its place, which another thread may be
+//! bell. No thread waits for a lock here but the one that says vital signs: a fault is moved into its place, which another thread may be
 //! at for as long as that takes; a bell is a word and a wake-up; an alarm is a write that does not wait.
 //!
 //! Choices: all that other threads ask of the driver's end is one atomic word: an [`Ending`], the signal that asked for a
@@ -12,12 +12,13 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
 use pp_transport::backend::{Abort, Waits};
 use pp_transport::bell::Bell;
+use pp_transport::control::Vitals;
 use pp_transport::flight::Activity;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -74,6 +75,8 @@ struct Inner {
     when_served: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Somebody looks at the job.
     is_watched: AtomicBool,
+    /// What this rank says next of itself. Held for assignments alone, and the watchdog does not wait for it.
+    vitals: Mutex<Option<Vitals>>,
     fault: OnceLock<Fault>,
     progress: DriverState,
     /// What the members of this rank wait in.
@@ -138,6 +141,7 @@ impl Switch {
             oldest: AtomicU64::new(0),
             when_served: OnceLock::new(),
             is_watched: AtomicBool::new(false),
+            vitals: Mutex::default(),
             fault: OnceLock::new(),
             progress: DriverState::default(),
             waits: OnceLock::new(),
@@ -170,6 +174,18 @@ impl Switch {
     /// Says whether somebody looks at the job, on the rank of the source.
     pub(crate) fn is_watched_here(&self) -> Option<bool> {
         (self.0.rank == SOURCE).then(|| self.0.is_watched.load(Ordering::Acquire))
+    }
+
+    /// Says these vital signs to rank 0, in the place of those that were not said yet. Nobody waits for them: where the
+    /// channel takes nothing now, they are dropped.
+    pub fn say(&self, vitals: Vitals) {
+        *(self.0.vitals.lock()).unwrap_or_else(PoisonError::into_inner) = Some(vitals);
+        self.0.alarm.sound();
+    }
+
+    /// The vital signs that are to be said.
+    pub(crate) fn take_vitals(&self) -> Option<Vitals> {
+        self.0.vitals.try_lock().ok()?.take()
     }
 
     /// What the driver is doing.

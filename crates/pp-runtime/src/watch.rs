@@ -382,7 +382,8 @@ fn said_by(switch: &Switch) -> impl Iterator<Item = Event<'static, Item>> + use<
     let fault = switch.fault().cloned().map(Event::Raised);
     let served = switch.is_served_here().then_some(Event::Served);
     let watched = switch.is_watched_here().map(Event::Watched);
-    let all = [drain, cut, served, watched, fault];
+    let vitals = switch.take_vitals().map(Event::Vitals);
+    let all = [drain, cut, served, watched, vitals, fault];
     all.into_iter().flatten()
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use pp_contract::FaultKind;
 use pp_job::Error;
 use pp_runtime::schedule::{Costs, Kind, Limits, PerStage, Report, Schedule, TICKS, Timeline};
+use pp_runtime::stage::StageError;
 use serde::{Serialize, Serializer};
 
 use crate::args::{MemoryArgs, SimulationArgs, SizeArgs, Subject, SubjectArgs};
@@ -65,7 +66,8 @@ impl SizeArgs {
         } else {
             std::fs::read(path)
         };
-        let bytes = bytes.map_err(|error| local(FaultKind::Io, &name, error))?;
+        let failed = |error| StageError::file("read schedule", Path::new(&name), &error);
+        let bytes = bytes.map_err(failed)?;
         let text = std::str::from_utf8(&bytes).map_err(|_| {
             local(
                 FaultKind::BadInput,

@@ -3,9 +3,8 @@
 use std::io;
 
 use pp_contract::{Fault, FaultKind};
-use pp_job::command_line::lift_limit;
 use pp_job::{Error, RANK_0};
-use rustix::io::Errno;
+use pp_runtime::stage::remedy_of_file;
 
 /// The command that turns anything ffmpeg can read into what we read.
 const CONVERT: &str = "ffmpeg -i INPUT -pix_fmt yuv420p -f yuv4mpegpipe - | pp run --input -";
@@ -27,7 +26,7 @@ pub struct At {
 pub enum InputError {
     #[error("the thread that reads the input panicked; the lines above say where")]
     ReaderDied,
-    #[error("{name}: cannot be opened: {source}; {}", remedy_of_input(source))]
+    #[error("{name}: cannot be opened: {source}; {}", remedy_of_file(source))]
     Open { name: String, source: io::Error },
     #[error("{0}: is a directory; name a .y4m file in it")]
     IsDirectory(String),
@@ -120,15 +119,5 @@ impl InputError {
             | Self::TooLarge { at, .. } => at.frame > 0,
             _ => false,
         }
-    }
-}
-
-fn remedy_of_input(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::NotFound => "check its name",
-        io::ErrorKind::PermissionDenied => "choose a file that you may read",
-        _ => Errno::from_io_error(error)
-            .and_then(lift_limit)
-            .unwrap_or("choose another file"),
     }
 }

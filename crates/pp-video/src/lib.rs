@@ -10,6 +10,7 @@ pub mod estimates;
 pub mod header;
 pub mod kept;
 pub mod noise;
+pub mod origin;
 pub mod played;
 pub mod psnr;
 mod scene;

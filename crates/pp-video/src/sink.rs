@@ -20,9 +20,10 @@ use memmap2::MmapOptions;
 
 use super::buffer::Buffer;
 use super::header::Header;
-use super::kept::go_on;
+use super::kept::{self, Record};
+use super::origin::Origin;
 use super::y4m::{Frames, Params, write_header};
-use pp_job::output::{OutputError, StagedFile, kept_name};
+use pp_job::output::{OutputError, StagedFile};
 
 /// Threads from which on filling a file in memory is faster than writing it.
 const THREADS_THAT_PAY: usize = 4;
@@ -31,16 +32,18 @@ const THREADS_THAT_PAY: usize = 4;
 type Batch = (Buffer, Params, u64);
 
 /// An output that is kept also where it is not committed, under [`pp_job::output::kept_name`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Keep {
     /// Frames of the input whose output is there already, and is gone on behind; 0 where the file is new.
     pub skip: u64,
     /// Frames that are made of one of the input.
     pub per_frame: u64,
+    /// What decides its bytes; stands beside it.
+    pub origin: Origin,
 }
 
 /// How the sink writes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SinkOptions {
     /// Batches of frames that wait to be written.
     pub queue: usize,
@@ -65,6 +68,7 @@ pub struct Sink {
     has_ended: Arc<AtomicBool>,
     capacity: usize,
     is_kept: bool,
+    record: Option<Record>,
     /// None once its result was handed over.
     thread: Option<JoinHandle<Result<Written, OutputError>>>,
 }
@@ -85,10 +89,9 @@ impl Sink {
         buffers: Vec<Buffer>,
         wake: impl Fn() + Send + 'static,
     ) -> Result<Self, OutputError> {
-        let file = match options.keep {
-            None => StagedFile::create(target)?,
-            Some(Keep { skip: 0, .. }) => StagedFile::keep(target, 0)?,
-            Some(Keep { skip, per_frame }) => go_on(target, header, (skip, per_frame))?,
+        let (file, record) = match options.keep {
+            None => (StagedFile::create(target)?, None),
+            Some(keep) => kept::open(target, header, keep)?,
         };
         let capacity = options.queue.max(1);
         let (queue, work) = bounded(capacity);
@@ -129,7 +132,8 @@ impl Sink {
             spare,
             has_ended,
             capacity,
-            is_kept: options.keep.is_some() && kept_name(target).is_some(),
+            is_kept: record.is_some(),
+            record,
             thread: Some(thread),
         })
     }
@@ -137,6 +141,16 @@ impl Sink {
     /// Gives a buffer that was written before, or an empty one.
     pub fn buffer(&self) -> Buffer {
         self.spare.try_recv().unwrap_or_default()
+    }
+
+    /// Says which input the frames are made of, before the first are pushed: where the output is kept that is written beside it,
+    /// and where it is gone on in, compared.
+    ///
+    /// # Errors
+    /// What was kept is of another input, or nothing can be written beside it.
+    pub fn of_input(&mut self, digest: u64) -> Result<(), OutputError> {
+        let record = self.record.as_mut();
+        record.map_or(Ok(()), |record| record.of_input(digest))
     }
 
     /// Queues whole frames. Waits while the queue is full; [`Sink::has_room_beside`] says whether it would. With
@@ -172,7 +186,11 @@ impl Sink {
     /// A write failed or the file could not be named; then nothing is left under the final name.
     pub fn commit(mut self) -> Result<u64, OutputError> {
         match self.result()? {
-            Some((file, frames)) => file.commit().map(|()| frames),
+            Some((file, frames)) => {
+                file.commit()?;
+                self.record.take().into_iter().for_each(Record::remove);
+                Ok(frames)
+            }
             None => Ok(0),
         }
     }

@@ -23,6 +23,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use pp_contract::digest;
 use pp_runtime::clock::now_ns;
 use pp_runtime::core::Late;
 
@@ -262,7 +263,9 @@ impl Work {
         let skip = self.intake.options.skip;
         let mut skipping = Skipping::new(skip);
         let done = self.done.clone();
-        let mut give = |chunk| {
+        let mut input = None;
+        let mut give = |mut chunk: Chunk| {
+            chunk.input = *input.get_or_insert_with(|| digest(chunk.data()));
             let recycle = |chunk| drop(done.try_send(chunk));
             let mut given = skipping.take(chunk, recycle).into_iter();
             given.try_for_each(|chunk| hand.give(chunk))

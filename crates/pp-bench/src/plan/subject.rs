@@ -15,6 +15,7 @@ use pp_contract::pipeline::MAX_STAGES;
 use pp_job::Error;
 use pp_kernels::{Chroma, Description, KernelSet, StageInfo, StageKind};
 use pp_transport::host::memory::available_bytes;
+use pp_video::y4m::Reader;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Serialize;
 use serde_json::Value;
@@ -396,10 +397,14 @@ impl Clip {
             Some(path) if path == Path::new("-") => Err(Error::Usage(
                 "pp plan reads its input several times; name a file with --input".into(),
             )),
-            Some(path) => Ok(Self {
-                path: path.into(),
-                _memory: None,
-            }),
+            Some(path) => {
+                // Found out before anything is measured.
+                Reader::open(path)?;
+                Ok(Self {
+                    path: path.into(),
+                    _memory: None,
+                })
+            }
             None => Self::noise(args),
         }
     }

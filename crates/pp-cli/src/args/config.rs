@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use pp_contract::FaultKind;
 use pp_job::Error;
+use pp_runtime::stage::StageError;
 use toml::{Table, Value};
 
 /// The name of the option.
@@ -151,8 +151,7 @@ fn unknown(key: &str, command: &Command, name: &str) -> String {
 
 fn read(file: &Path) -> Result<Table, Error> {
     let name = file.display();
-    let text = std::fs::read(file)
-        .map_err(|error| Error::local(FaultKind::Io, "read config", format!("{name}: {error}")))?;
+    let text = std::fs::read(file).map_err(|e| StageError::file("read config", file, &e))?;
     let text = String::from_utf8(text)
         .map_err(|_| Error::Usage(format!("{name}: the file is not UTF-8; save it as UTF-8")))?;
     text.parse::<Table>().map_err(|error| {

@@ -12,6 +12,6 @@ pub(crate) struct GoingOnArgs {
     pub(crate) keep_partial: bool,
     /// Write the output from frame N of the input on, 0 to 18446744073709551615, with the bytes of the whole run; what stages
     /// must know before that is worked on again. With --keep-partial go on in what was kept.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=u64::MAX))]
+    #[arg(long, value_name = "N", requires = "output", default_value_t = 0, value_parser = whole(0..=u64::MAX))]
     pub(crate) skip: u64,
 }

@@ -12,6 +12,7 @@ use pp_command::print;
 use pp_contract::FaultKind;
 use pp_job::Error;
 use pp_job::output::write_file;
+use pp_runtime::stage::StageError;
 
 use crate::args::{Cli, with_options};
 
@@ -42,8 +43,7 @@ pub(crate) fn man(folder: Option<&Path>) -> Result<(), Error> {
     let Some(folder) = folder else {
         return print(&String::from_utf8_lossy(&page(&command)?));
     };
-    let refuse = |error| Error::local(FaultKind::Io, "write pages", error);
-    create_dir_all(folder).map_err(|error| refuse(format!("{}: {error}", folder.display())))?;
+    create_dir_all(folder).map_err(|error| StageError::file("write pages", folder, &error))?;
     write_pages(&command, folder)
 }
 

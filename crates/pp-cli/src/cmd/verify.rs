@@ -7,6 +7,7 @@ use std::path::Path;
 use pp_command::print_result;
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_job::Error;
+use pp_runtime::stage::StageError;
 use serde::{Deserialize, Serialize};
 
 /// What is looked at in a report.
@@ -151,10 +152,7 @@ fn refuse(path: &Path, why: impl std::fmt::Display) -> Error {
 }
 
 fn read(path: &Path) -> Result<Verified, Error> {
-    let text = std::fs::read(path).map_err(|e| {
-        let text = format!("{}: {e}", path.display());
-        Error::local(FaultKind::Io, "read report", text)
-    })?;
+    let text = std::fs::read(path).map_err(|e| StageError::file("read report", path, &e))?;
     let report: Report = serde_json::from_slice(&text)
         .map_err(|e| refuse(path, format!("it is no report of pp run: {e}")))?;
     report.run.verify.ok_or_else(|| {

@@ -45,6 +45,13 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
                 .into(),
         ));
     }
+    if args.live.fill.is_some() && !args.live.has_gaps() {
+        return Err(Error::Usage(
+            "--fill says what the output has in the place of frames that are dropped, and none are; give --late drop or \
+             --replay, or leave it out"
+                .into(),
+        ));
+    }
     let started = pp_job::command_line::world(env.lookup());
     let world = started.as_ref().ok().copied().flatten();
     let is_free = args.pipeline.is_none() && args.ranks_named().is_none();

@@ -30,12 +30,13 @@ pub(super) fn tell(args: &RunArgs, checked: &Checked, began: SystemTime) {
     say(match pp_video::kept::cut(target) {
         Ok(None) => return,
         // Where --skip is refused, and where its number is not that of the frames that are kept.
-        Ok(Some(frames)) if args.cuts == CutChoice::Hard || args.live.has_gaps() => {
+        Ok(Some((frames, _))) if args.cuts == CutChoice::Hard || args.live.has_gaps() => {
             format!("pp: {path}: {frames} whole frames are kept")
         }
-        Ok(Some(frames)) => {
+        Ok(Some((frames, per_frame))) => {
+            let skip = frames / per_frame;
             format!(
-                "pp: {path}: {frames} whole frames are kept; the same command with --skip {frames} goes on in it"
+                "pp: {path}: {frames} whole frames are kept; the same command with --skip {skip} goes on in it"
             )
         }
         Err(error) => format!("pp: {path}: what is kept cannot be cut to whole frames: {error}"),

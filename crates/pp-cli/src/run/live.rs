@@ -12,6 +12,7 @@ use pp_runtime::clock::now_ns;
 use pp_runtime::core::{Cut, Late};
 use pp_runtime::stage::{StageError, StageResult};
 use pp_video::header::Header;
+use pp_video::origin::Origin;
 use pp_video::played::Played;
 use pp_video::source::Chunk;
 use serde::Deserialize;
@@ -23,7 +24,9 @@ use crate::args::{CutChoice, RunArgs, name_of};
 pub(super) struct Live {
     pub(super) played: Played,
     /// What is left of the run that is played again.
-    replay: Option<Played>,
+    replay: Option<(Played, Origin)>,
+    /// What decides the bytes of this run.
+    pub(super) origin: Origin,
     /// When frame 0 was there, where frames come at the header's rate.
     start_ns: Option<u64>,
     comes_at_rate: bool,
@@ -75,12 +78,13 @@ struct ReplayedRun {
     frames_per_chunk: u32,
     cuts: String,
     played: Played,
+    origin: Origin,
 }
 
 /// Reads what a report says was played.
-fn read(path: &Path, args: &RunArgs) -> Result<Played, Error> {
+fn read(path: &Path, args: &RunArgs) -> Result<(Played, Origin), Error> {
     let refuse = |what: String| Error::Usage(format!("--replay {}: {what}", path.display()));
-    let file = File::open(path).map_err(|e| refuse(e.to_string()))?;
+    let file = File::open(path).map_err(|e| StageError::file("read report", path, &e))?;
     let report = serde_json::from_reader::<_, ReplayedReport>(BufReader::new(file));
     let ReplayedReport { run } = report.map_err(|e| refuse(format!("no report of pp run: {e}")))?;
     if !run.played.is_whole() {
@@ -98,16 +102,30 @@ fn read(path: &Path, args: &RunArgs) -> Result<Played, Error> {
             "the run made {most} steps; give --denoise-steps {most} or more"
         )));
     }
-    Ok(run.played)
+    Ok((run.played, run.origin))
 }
 
 impl Live {
     /// For frames that come at the header's rate, or as fast as they are read.
-    pub(super) fn open(args: &RunArgs, comes_at_rate: bool) -> Result<Self, Error> {
+    pub(super) fn open(
+        args: &RunArgs,
+        origin: &Origin,
+        comes_at_rate: bool,
+    ) -> Result<Self, Error> {
         let replay = args.live.replay.as_deref();
+        let replay = replay.map(|path| read(path, args)).transpose()?;
+        // The list says how many steps each chunk had.
+        let [of_run, own] = [replay.as_ref().map(|(_, of_run)| of_run), Some(origin)]
+            .map(|of| of.cloned().unwrap_or_default().without("denoise_steps"));
+        if let (Some(_), Some(what)) = (&replay, own.differs(&of_run)) {
+            return Err(Error::Usage(format!(
+                "--replay: {what}; give the options of the run"
+            )));
+        }
         Ok(Self {
             played: Played::default(),
-            replay: replay.map(|path| read(path, args)).transpose()?,
+            replay,
+            origin: origin.clone(),
             start_ns: None,
             comes_at_rate,
             most_steps: args.denoise_steps,
@@ -117,7 +135,9 @@ impl Live {
 
     /// Whether all that is to be played again was.
     pub(super) fn is_over(&self) -> bool {
-        self.replay.as_ref().is_some_and(|left| left.chunks() == 0)
+        self.replay
+            .as_ref()
+            .is_some_and(|(left, _)| left.chunks() == 0)
     }
 
     /// How long a live chunk was held back; what is read from a file waits for nobody.
@@ -127,7 +147,7 @@ impl Live {
 
     /// The input has ended.
     pub(super) fn end(&self) -> StageResult<()> {
-        let left = self.replay.as_ref().map_or(0, Played::chunks);
+        let left = self.replay.as_ref().map_or(0, |(left, _)| left.chunks());
         match left {
             0 => Ok(()),
             _ => Err(refuse(format!(
@@ -138,9 +158,15 @@ impl Live {
 
     /// Whether a chunk was played, and in how many steps, where the run is played again.
     pub(super) fn replayed(&mut self, chunk: &Chunk) -> StageResult<(bool, Option<u32>)> {
-        let Some(left) = &mut self.replay else {
+        if self.origin.input().is_none() {
+            self.origin = std::mem::take(&mut self.origin).of_input(chunk.input);
+        }
+        let Some((left, origin)) = &mut self.replay else {
             return Ok((true, None));
         };
+        if origin.input() != self.origin.input() {
+            return Err(refuse("the input begins with other frames".into()));
+        }
         let steps = left.take(chunk).map_err(refuse)?;
         Ok((steps.is_some(), steps))
     }

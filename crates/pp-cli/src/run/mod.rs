@@ -23,7 +23,7 @@ mod sink;
 mod slots;
 mod source;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
@@ -44,6 +44,7 @@ use pp_runtime::stage::StageResult;
 use pp_transport::bell::Bell;
 use pp_transport::edge::Edges;
 use pp_transport::host::{Host, MAX_SLOTS};
+use pp_video::origin::Origin;
 use pp_video::source::Skip;
 
 use self::check::check_stages;
@@ -60,7 +61,7 @@ use self::report::Labels;
 pub use self::shape::Shape;
 use self::sink::VideoSink;
 use self::source::{Settings, VideoSource};
-use crate::args::{RunArgs, Strength};
+use crate::args::{RunArgs, Strength, name_of};
 
 /// Runs the whole job, or this process's rank of it.
 pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
@@ -96,6 +97,8 @@ pub struct VideoJob<'a> {
     /// What was found and chosen, where that was left to us.
     choice: Option<String>,
     payloads: RefCell<slots::Payloads>,
+    /// What decides the bytes of the output, as the profile has it.
+    origin: OnceCell<Origin>,
     /// The clean frames of chunks, for a sink beside the source.
     clean: Rc<CleanStore>,
     /// Takes pictures of the video, on rank 0.
@@ -167,6 +170,7 @@ impl<'a> VideoJob<'a> {
             kernels: choice.kernels,
             choice: choice.said,
             payloads: RefCell::default(),
+            origin: OnceCell::new(),
             clean: Rc::default(),
             viewer: rank.viewer(),
         };
@@ -182,18 +186,10 @@ impl<'a> VideoJob<'a> {
         let mut profile = Profile::new()
             .set("frames_per_chunk", args.frames_per_chunk)
             .set("denoise_steps", args.denoise_steps)
-            .set("recompute", args.recompute)
             .set("strength", format_args!("--strength {}", args.strength))
-            .set("cuts", format_args!("{:?}", args.cuts))
+            .set("cuts", name_of(&args.cuts))
             .set("seed", args.seed)
-            .set("skip", args.going_on.skip)
-            .set("verify", args.verify)
-            .set("add_noise", format_args!("{:?}", args.add_noise))
-            .set("live", format_args!("{:?}", args.live))
-            .set(
-                "plan_fields",
-                format_args!("{:016x}", plan_digest::<VideoPlan>()),
-            );
+            .set("add_noise", format_args!("{:?}", args.add_noise));
         for (key, value) in &args.plugin_args {
             profile = profile.set(&format!("plugin_arg {key}"), value);
         }
@@ -208,9 +204,24 @@ impl<'a> VideoJob<'a> {
             let name = format!("{} {}", about.name, about.version);
             profile = profile.kernels(&stage.name, &name, digest);
         }
+        // What stands above decides the bytes of the output.
+        let settings = profile.settings().iter().cloned();
+        let _ = self.origin.set(settings.collect());
         profile.chunks = args.chunks;
         profile.choice.clone_from(&self.choice);
-        Ok(profile)
+        Ok(profile
+            .set("recompute", args.recompute)
+            .set("skip", args.going_on.skip)
+            .set("verify", args.verify)
+            .set("live", format_args!("{:?}", args.live))
+            .set(
+                "plan_fields",
+                format_args!("{:016x}", plan_digest::<VideoPlan>()),
+            ))
+    }
+
+    fn origin(&self) -> Origin {
+        self.origin.get().cloned().unwrap_or_default()
     }
 
     /// The stages of this rank, on the memory of a backend.
@@ -293,6 +304,7 @@ impl<'a> VideoJob<'a> {
                 context: self.frames_looked_at().into(),
             },
             depth: self.depth,
+            origin: self.origin(),
             sink: self.pipeline.sink(),
             is_gap_a_cut: self.is_gap_a_cut(),
             verifier: self.verifier(0),
@@ -362,7 +374,14 @@ impl<'a> VideoJob<'a> {
         let settings = (args, self.depth, self.viewer.clone());
         // A fault names it, so it lives as long as the process.
         let name = String::leak(self.pipeline.stages()[at].name.to_string());
-        let opened = VideoSink::open(settings, shape, (name, decoder), verifier, clean, bell);
+        let opened = VideoSink::open(
+            settings,
+            self.origin(),
+            shape,
+            (name, decoder),
+            (verifier, clean),
+            bell,
+        );
         opened.map_err(|error| error.into_fault(rank).into())
     }
 

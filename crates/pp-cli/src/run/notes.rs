@@ -15,6 +15,8 @@ pub(super) struct ToSink {
     pub(super) frames: u32,
     /// Frames of the input that were dropped before it.
     pub(super) skipped: u64,
+    /// A digest of the first chunk of the input.
+    pub(super) input: u64,
     /// What stood in front of them.
     pub(super) params: Params,
 }
@@ -118,6 +120,7 @@ mod tests {
         let note = ToSink {
             frames: 3,
             skipped: 70_000,
+            input: 7,
             params: vec![(1, b" Xa".to_vec())],
         };
         let travels = note.encode(0).unwrap();
@@ -131,6 +134,7 @@ mod tests {
             let note = ToSink {
                 frames,
                 skipped: 0,
+                input: 0,
                 params,
             };
             note.encode(0).unwrap()
@@ -165,6 +169,7 @@ mod tests {
         let note = ToSink {
             frames: 20,
             skipped: 0,
+            input: 0,
             params,
         };
         let error = note.encode(7).unwrap_err();

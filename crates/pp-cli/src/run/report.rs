@@ -10,7 +10,6 @@ use pp_contract::Pipeline;
 use pp_video::estimates::Estimates;
 
 use pp_runtime::report::{Count, Measures, Restart, View, default_warm_up, write_json, write_text};
-use rustix::system::uname;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -18,7 +17,7 @@ use serde_json::Value;
 use super::kernels::Kernels;
 use super::source::VideoSource;
 use crate::args::{RunArgs, Strength, name_of};
-use pp_job::command_line::{arguments, is_quiet};
+use pp_job::command_line::{arguments, host_name, is_quiet};
 use pp_job::output::{is_stdout, write_file};
 use pp_job::{Error, Finished};
 
@@ -60,7 +59,7 @@ impl<E: Kernels> Serialize for About<'_, E> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("pp_version", env!("CARGO_PKG_VERSION"))?;
         map.serialize_entry("command", &command.collect::<Vec<_>>())?;
-        map.serialize_entry("host", &uname().nodename().to_string_lossy())?;
+        map.serialize_entry("host", &host_name())?;
         map.serialize_entry("written_unix_s", &now.ok().map(|now| now.as_secs()))?;
         map.serialize_entry("input", &args.input.display().to_string())?;
         let output = args.output.as_ref().map(|p| p.display().to_string());
@@ -89,7 +88,7 @@ impl<E: Kernels> Serialize for About<'_, E> {
         map.serialize_entry("cuts", &name_of(&args.cuts))?;
         map.serialize_entry("add_noise", &args.add_noise)?;
         map.serialize_entry("late", &args.live.late)?;
-        map.serialize_entry("fill", &name_of(&args.live.fill))?;
+        map.serialize_entry("fill", &name_of(&args.live.fill.unwrap_or_default()))?;
         let max_latency = args.live.max_latency;
         map.serialize_entry(
             "max_latency_ms",
@@ -98,6 +97,7 @@ impl<E: Kernels> Serialize for About<'_, E> {
         map.serialize_entry("min_steps", &args.live.min_steps)?;
         map.serialize_entry("pace", &args.live.pace)?;
         map.serialize_entry("played", &source.live.played)?;
+        map.serialize_entry("origin", &source.live.origin)?;
         map.serialize_entry("seed", &args.seed)?;
         map.serialize_entry("threads", &args.threads)?;
         map.serialize_entry("interrupted", &finished.interrupted.is_some())?;

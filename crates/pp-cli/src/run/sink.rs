@@ -7,6 +7,7 @@ use pp_runtime::drift::{Check, Verifier};
 use pp_runtime::stage::{Chunk, Progress, Sink, StageError, StageResult, Taken};
 use pp_transport::bell::Bell;
 use pp_video::buffer::Buffer;
+use pp_video::origin::Origin;
 use pp_video::sink::{Keep, Sink as Output, SinkOptions};
 use pp_video::thumbnail::thumbnail;
 use pp_video::y4m::Params;
@@ -26,6 +27,8 @@ pub struct Taking<D: Kernels> {
     first_frame: u64,
     /// Frames of the input that were dropped before it.
     skipped: u64,
+    /// A digest of the first chunk of the input.
+    input: u64,
     params: Params,
     check: Option<Check<TicketOf<D>>>,
     /// What the stages before say of digests.
@@ -79,10 +82,10 @@ impl<D: Kernels> VideoSink<D> {
     /// Opens the output.
     pub(super) fn open(
         (args, depth, viewer): (&RunArgs, u32, Option<Viewer>),
+        origin: Origin,
         shape: &Shape,
         (name, decoder): (&'static str, D),
-        verifier: Verifier,
-        clean: Option<CleanFrames>,
+        (verifier, clean): (Verifier, Option<CleanFrames>),
         bell: Bell,
     ) -> StageResult<Self> {
         let depth = depth as usize;
@@ -104,6 +107,7 @@ impl<D: Kernels> VideoSink<D> {
                     keep: args.going_on.keep_partial.then_some(Keep {
                         skip: args.going_on.skip,
                         per_frame: frames.frames_per_frame.into(),
+                        origin: origin.set("gaps", args.live.has_gaps()),
                     }),
                     repeats,
                 };
@@ -193,6 +197,9 @@ impl<D: Kernels> VideoSink<D> {
             let size = (self.made.width, self.made.height);
             viewer.set_thumbnail(Thumb::After, thumbnail(size, self.made.chroma, frame));
         }
+        if let Some(output) = &mut self.output {
+            output.of_input(taking.input)?;
+        }
         match &mut self.output {
             Some(output) if !frames.bytes.is_empty() => {
                 output.push(frames.bytes, taking.params, repeated)?;
@@ -252,6 +259,7 @@ impl<D: Kernels> Sink<D::Rx> for VideoSink<D> {
             index,
             first_frame: plan.current_start_frame,
             skipped: said.skipped,
+            input: said.input,
             params: said.params,
             check,
             seals,

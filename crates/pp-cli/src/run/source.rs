@@ -16,6 +16,7 @@ use pp_transport::bell::Bell;
 use pp_video::estimates::Estimates;
 use pp_video::header::Header;
 use pp_video::noise::Noise;
+use pp_video::origin::Origin;
 use pp_video::psnr::LumaPsnr;
 use pp_video::source::{Chunk, Polled, Skip, Source as Frames, SourceOptions};
 use pp_video::thumbnail::thumbnail;
@@ -60,6 +61,8 @@ pub(super) struct Settings<'a> {
     /// Where the output begins.
     pub(super) skip: Skip,
     pub(super) depth: u32,
+    /// What decides the bytes of the output.
+    pub(super) origin: Origin,
     pub(super) sink: Rank,
     /// Stages remember, and cannot be told of a gap.
     pub(super) is_gap_a_cut: bool,
@@ -111,7 +114,7 @@ impl<'a, E: Kernels> VideoSource<'a, E> {
         let asked_for = args
             .chunks
             .map(|n| n.saturating_mul(args.frames_per_chunk.into()));
-        let live = Live::open(args, in_file.is_none() || args.live.pace)?;
+        let live = Live::open(args, &settings.origin, in_file.is_none() || args.live.pace)?;
         // Where both are known the run ends with the first.
         let total = in_file.into_iter().chain(asked_for).min();
         let total = total.map(|frames| frames.saturating_sub(settings.skip.frames));
@@ -379,6 +382,7 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<'_, E> {
         let note = ToSink {
             frames: frames as u32,
             skipped: chunk.skipped,
+            input: chunk.input,
             params: std::mem::take(&mut chunk.params),
         };
         let note = note.encode(place.chunk.get())?;

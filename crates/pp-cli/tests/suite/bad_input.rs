@@ -74,6 +74,27 @@ fn an_input_that_is_not_there_or_too_small() {
 }
 
 #[test]
+fn a_file_that_is_not_there_is_named_with_one_exit_code() {
+    let folder = folder("missing_files");
+    let input = folder.write("in.y4m", &video(32, 16, "mono", 2));
+    let (input, missing) = (input.to_str().unwrap(), folder.file("no/such.csv"));
+    let missing = missing.to_str().unwrap();
+    for args in [
+        &["run", missing][..],
+        &["run", input, "--config", missing],
+        &["run", input, "--replay", missing],
+        &["plan", missing],
+        &["verify", missing, input],
+        &["flight", missing],
+        &["schedule", "check", missing],
+    ] {
+        run(&mut pp(args), None).failed(4, &["no/such.csv", "check its name"]);
+    }
+    let man = ["man", "/proc/no/such"];
+    run(&mut pp(&man), None).failed(4, &["/proc/no/such", "check its name"]);
+}
+
+#[test]
 fn fields_are_filtered_as_one_picture_and_one_note_says_so() {
     let folder = folder("interlaced");
     let output = folder.file("out.y4m");
@@ -141,6 +162,11 @@ fn command_lines_that_cannot_be() {
         run --plugin-arg a=1 --plugin-arg a=2 | --plugin-arg a=2: a is given twice, first as \"1\"; give each key once
         run --pipeline encode@0,phase_b@0,decode@1 --add-noise 3 | standard input can be read once; name a file with --input, or put decode on rank 0
         run --ranks 1 --restarts 1 --input x.y4m | --restarts
+        run --fill skip | none are; give --late drop or --replay, or leave it out
+        run --skip 3 | the following required arguments were not provided: --output
+        run --depht 3 | unexpected argument '--depht' found; a similar argument exists: '--depth'; pp run --help says what it takes
+        run --cuts soft | invalid value 'soft' for '--cuts <CUTS>'; possible values: flush, hard, off
+        rnu | unrecognized subcommand 'rnu'; a similar subcommand exists: 'run'; pp --help says what it takes
     ");
     for [args, word] in cases {
         run(&mut pp(&words(args)), Some(Vec::new())).failed(2, &[word]);
@@ -226,11 +252,11 @@ fn kernels_that_are_none() {
         let more = ["--ranks", ranks, "--kernels", text.to_str().unwrap()];
         let words = ["plugin: load kernels: ", "text.so"];
         run(&mut pp(&run_args(&input, &output, &more)), None).failed(5, &words);
-        for name in ["cpu2", "", "/no/such/plugin.so"] {
+        for (name, code) in [("cpu2", 2), ("", 2), ("/no/such/plugin.so", 4)] {
             let more = ["--ranks", ranks, "--kernels", name];
             let shown = format!("--kernels {name:?}: ");
             let words = [&shown, "it takes auto, cpu, ptx, or the path of a plugin"];
-            run(&mut pp(&run_args(&input, &output, &more)), None).failed(2, &words);
+            run(&mut pp(&run_args(&input, &output, &more)), None).failed(code, &words);
         }
     }
     assert_eq!(folder.names(), ["in.y4m", "text.so"]);

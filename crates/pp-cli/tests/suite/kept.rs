@@ -61,12 +61,25 @@ fn what_a_job_kept_whose_source_or_sink_was_killed_is_gone_on_in_to_the_same_byt
             "rank {rank}, {skip} frames"
         );
         // The same without what was kept, and a frame that was cut off behind it.
-        fs::write(&kept, [&part[..], &b"FRAME\nhalf"[..]].concat()).unwrap();
+        let left = [&part[..], &b"FRAME\nhalf"[..]].concat();
+        fs::write(&kept, &left).unwrap();
+        let other = folder.write("other.y4m", &video(64, 48, "mono", 200));
+        for (input, steps, told) in [
+            (&input, 3, "denoise_steps was 2 and is 3"),
+            (&other, 2, "begins with other frames"),
+        ] {
+            let options = format!("{options} --skip {skip} --denoise-steps {steps}");
+            let options = options.replacen("--denoise-steps 2 ", "", 1);
+            run(&mut pp(&run_args(input, &out, &words(&options))), None).ended(4, &[told]);
+        }
+        assert!(fs::read(&kept).unwrap() == part);
+        fs::write(&kept, left).unwrap();
         let gone_on = output(&input, &out, &format!("{options} --skip {skip}"));
         assert!(
             gone_on == whole && !kept.exists(),
             "rank {rank}, {skip} frames"
         );
+        assert!(!folder.file("out.y4m.part.json").exists());
     }
 }
 
@@ -132,7 +145,7 @@ fn what_cannot_be_gone_on_in_is_refused_with_the_remedy() {
     refused(
         &format!("{copy} --keep-partial --skip 4"),
         4,
-        &["--skip 3 goes on in it"],
+        &["how it was made is not known", "out.y4m.part.json"],
     );
     refused(
         &format!("{copy} --keep-partial --report {}", kept.display()),

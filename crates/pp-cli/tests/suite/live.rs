@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use pp_testing::process::{Ended, HANG, Output, Process, children, rank_of, run, signal};
-use pp_testing::{Folder, read_json, scenes, words};
+use pp_testing::{Folder, read_json, scenes, video, words};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -136,6 +136,28 @@ fn what_was_live_is_played_again_to_the_same_bytes() {
     let (ended, report) = live(&folder, &noise, |_| {});
     let (again, played) = replay(&folder, &folder.file("live.json"), &noise);
     assert!(ended.stdout == again.stdout, "{}", again.stderr);
+    let refused = |input: &Path, args: &str, code, told: &str| {
+        let mut command = pp(&words(&format!("run --frames-per-chunk 3 {args}")));
+        let report = folder.file("live.json");
+        command
+            .arg("--input")
+            .arg(input)
+            .arg("--replay")
+            .arg(report);
+        run(&mut command, None).ended(code, &[told]);
+    };
+    let options = "--denoise-steps 3 --ranks 2 --add-noise 12";
+    let (input, other) = (
+        folder.file("in.y4m"),
+        folder.write("other.y4m", &video(64, 48, "mono", FRAMES)),
+    );
+    refused(
+        &input,
+        &format!("{options} --seed 2"),
+        2,
+        "seed was 1 and is 2",
+    );
+    refused(&other, options, 3, "begins with other frames");
     for key in ["played", "psnr_after_db", "output_frames"] {
         assert_eq!(report["run"][key], played["run"][key], "{key}");
     }

@@ -1,13 +1,13 @@
 //! `pp run --live` and `pp top`: what is shown of a job, against the report of the same run.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use pp_testing::process::{Ended, HANG, Output, Process, children, rank_of, run, signal};
-use pp_testing::{Folder, assert_has, read_json, until_some, video};
+use pp_testing::{Folder, assert_has, read_json, until_some, video, words};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -48,6 +48,18 @@ impl Live {
 
     /// The answer to a GET with the token: its status, and its body.
     fn get(&self, path: &str) -> (u16, String) {
+        let answer = self.whole(path);
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap();
+        (status.parse().unwrap(), body.into())
+    }
+
+    /// The same, with its head.
+    fn whole(&self, path: &str) -> String {
+        answer_to(self.ask(path))
+    }
+
+    fn ask(&self, path: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.host).unwrap();
         let (host, token) = (&self.host, &self.token);
         write!(
@@ -55,11 +67,7 @@ impl Live {
             "GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n"
         )
         .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap();
-        (status.parse().unwrap(), body.into())
+        stream
     }
 
     /// The answer, as soon as there is one: more than 20 in a second are refused.
@@ -88,6 +96,12 @@ impl Live {
     }
 }
 
+fn answer_to(mut asked: TcpStream) -> String {
+    let mut answer = String::new();
+    asked.read_to_string(&mut answer).unwrap();
+    answer
+}
+
 /// A program of the system; `None` where it is not there, which is said.
 fn installed(name: &str) -> Option<Command> {
     let mut command = Command::new(name);
@@ -103,8 +117,8 @@ fn installed(name: &str) -> Option<Command> {
     None
 }
 
-/// The document of the page as a browser has made it of one snapshot.
-fn in_a_browser(live: &Live, profile: &Path) -> Option<String> {
+/// The document of this page as a browser has made it.
+fn in_a_browser(url: &str, profile: &Path) -> Option<String> {
     let mut chromium = installed("chromium")?;
     chromium.args([
         "--headless",
@@ -121,7 +135,7 @@ fn in_a_browser(live: &Live, profile: &Path) -> Option<String> {
     chromium.arg(format!("--user-data-dir={}", profile.display()));
     // Time runs on only while nothing is under way, so this ends when the page has nothing left to do.
     chromium.args(["--virtual-time-budget=60000", "--dump-dom"]);
-    chromium.arg(format!("http://{}/?token={}&still", live.host, live.token));
+    chromium.arg(url);
     Some(run(&mut chromium, None).succeeded().text())
 }
 
@@ -155,10 +169,9 @@ fn what_is_shown_of_a_run_with_a_loss_is_what_its_report_says() {
     let seen = live.when("all chunks, served again", |seen| {
         seen["totals"]["chunks"] == CHUNKS && seen["restarts"][0]["served_ns"].is_u64()
     });
-    let (document, metrics) = (
-        in_a_browser(&live, &folder.file("browser")),
-        live.take("/metrics"),
-    );
+    let url = format!("http://{}/?token={}&still", live.host, live.token);
+    let document = in_a_browser(&url, &folder.file("browser"));
+    let metrics = live.take("/metrics");
     let so_far: Value = serde_json::from_str(&live.take("/report.json")).unwrap();
     let [top, line] = [&["top"][..], &["top", "--json"]].map(|args| {
         let mut top = pp(args);
@@ -255,13 +268,10 @@ fn assert_page(document: &str, report: &Value, cause: &str) {
             "{key}: {text} for {ms}"
         );
     }
-    let as_html = cause
-        .replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;");
+    let cause = as_html(cause);
     assert_has(
         document,
-        &[&as_html, "class=\"state running\"", "class=\"lost\""],
+        &[&cause, "class=\"state running\"", "class=\"lost\""],
     );
     let last = report["chunks"].as_array().unwrap().last().unwrap();
     for times in times(last).as_array().unwrap() {
@@ -274,6 +284,89 @@ fn assert_page(document: &str, report: &Value, cause: &str) {
     // No style and no script was refused, and nothing was asked of anybody else.
     assert_has(document, &["<svg"]);
     assert!(!document.contains("https://"), "{document}");
+}
+
+/// A text as it stands in a document.
+fn as_html(text: &str) -> String {
+    let all = [("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")];
+    let replace = |text: String, (from, to): (&str, &str)| text.replace(from, to);
+    all.into_iter().fold(text.into(), replace)
+}
+
+/// Gives callers these answers, whole as a job gave them, by the path that they ask for.
+fn play(listener: &TcpListener, answers: &[(&str, String)]) {
+    for stream in listener.incoming() {
+        let mut stream = stream.unwrap();
+        let mut asked = String::new();
+        // A browser connects ahead, and may ask nothing.
+        let is_read = BufReader::new(&stream).read_line(&mut asked);
+        let path = asked.split([' ', '?']).nth(1).unwrap_or_default();
+        let found = answers.iter().find(|(of, _)| *of == path);
+        if is_read.is_ok()
+            && let Some((_, answer)) = found
+        {
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    }
+}
+
+#[test]
+fn a_fault_that_ends_the_job_is_shown_as_it_is_printed() {
+    let folder = folder("live_fault");
+    let args = "--pipeline encode@0,phase_b@1,decode@0";
+    let live = Live::start(&folder, &words(args));
+    let clip = video(64, 48, "mono", 8);
+    live.process.give(false, move |pipe| pipe.write_all(&clip));
+    live.when("a chunk", |seen| {
+        seen["totals"]["chunks"].as_u64() > Some(0)
+    });
+    // Who has just followed the job is waited for at its end.
+    let (page, before) = (live.whole("/"), live.whole("/next.json"));
+    let mut asked = live.ask("/next.json");
+    signal(live.pid_of(1), Signal::STOP);
+    let (last, seen) = loop {
+        let answer = answer_to(asked);
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        let seen: Value = serde_json::from_str(body).unwrap();
+        if seen["state"] == "ended" {
+            break (answer, seen);
+        }
+        asked = live.ask("/next.json");
+    };
+    let ended = Ended::of(&live.process);
+    let printed = ended.stderr.split("pp: error: ").nth(1).unwrap();
+    let sentence = seen["ended"]["sentence"].as_str().unwrap();
+    // Behind it stands where the recordings are.
+    assert!(printed.starts_with(sentence), "{printed} for {sentence}");
+    assert_eq!(seen["ended"]["code"], i64::from(ended.code.unwrap()));
+    assert_eq!(
+        (&seen["fault"]["rank"], &seen["fault"]["sentence"]),
+        (&1.into(), &sentence.into())
+    );
+    assert_has(sentence, &["rank 1: heartbeat: nothing heard"]);
+
+    let listener = TcpListener::bind("localhost:0").unwrap();
+    let url = format!(
+        "http://{}/?token={}",
+        listener.local_addr().unwrap(),
+        live.token
+    );
+    let answers = [
+        ("/", page),
+        ("/snapshot.json", before),
+        ("/next.json", last),
+    ];
+    // Ends with this process.
+    std::thread::spawn(move || play(&listener, &answers));
+    if let Some(document) = in_a_browser(&url, &folder.file("browser")) {
+        let alert = format!(
+            "<p id=\"fault\" class=\"fault\" role=\"alert\">{}</p>",
+            as_html(sentence)
+        );
+        assert_has(&document, &[&alert, "class=\"state bad\">ended<"]);
+        assert_eq!(figure(&document, "restarted-times"), "0");
+        assert!(!document.contains("no answer"), "{document}");
+    }
 }
 
 #[test]
@@ -307,6 +400,9 @@ fn who_has_no_token_gets_nothing_and_an_address_that_is_taken_is_named() {
     ] {
         run(&mut host(&args), Some(Vec::new())).ended(2, &[words]);
     }
+    let mut elsewhere = host(&["--ranks", "1", "--live", "192.0.2.7:80"]);
+    let told = "192.0.2.7 is no address of this machine";
+    run(&mut elsewhere, Some(Vec::new())).failed(4, &[told]);
     let mut shared = host(&["--ranks", "1", "--live", "0", "--live-token-file"]);
     run(shared.arg(&open), Some(Vec::new()))
         .failed(2, &["--live-token-file", "open to every user"]);

@@ -9,13 +9,12 @@ use pp_contract::{Fault, Generation, Pipeline, Rank, with_source};
 use pp_runtime::clock::now_ns;
 use pp_runtime::driver::of_all_clients;
 use pp_runtime::switch::Switch;
-use pp_runtime::times::SEND_WITHIN;
 use pp_runtime::watch::{OnStuck, Watch};
 use pp_transport::backend::{
     Ahead, Backend, Connect, EdgeEnd, End, Neighbours, OnFrame, Peer, compare,
 };
 use pp_transport::bell::Bell;
-use pp_transport::control::{ControlSender, Message, SocketKind};
+use pp_transport::control::{ControlSender, SocketKind};
 use pp_transport::error::TransportError;
 use pp_transport::group::Members;
 use pp_transport::host::EdgeShape;
@@ -202,12 +201,8 @@ impl JoinedRank {
         let towards: Towards = match self.context.viewer.clone() {
             Some(viewer) => Arc::new(move |vitals| viewer.hear(RANK_0, vitals)),
             None => {
-                let rank_0 = self.set_up.sender(RANK_0).clone();
-                // What is not sent is missed by nobody.
-                Arc::new(move |vitals| {
-                    let by = Instant::now() + SEND_WITHIN;
-                    _ = rank_0.send(&Message::Vitals(vitals), by);
-                })
+                let switch = switch.clone();
+                Arc::new(move |vitals| switch.say(vitals))
             }
         };
         self.context.signs.attach(&switch, towards);

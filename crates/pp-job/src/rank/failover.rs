@@ -7,7 +7,7 @@
 //! is left it ends the process as it does where there never was one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, Rank};
@@ -16,6 +16,7 @@ use pp_transport::error::TransportError;
 
 use crate::context::Context;
 use crate::job::ThisRank;
+use crate::seen::vitals::lock;
 use crate::times;
 
 /// What ends the edges and groups of one generation, once there are some.
@@ -118,9 +119,4 @@ impl Failover {
             std::thread::sleep(times::LOOK_EVERY);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every critical section leaves the list whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -19,6 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::failover::Failover;
+use crate::config::host_name;
 use crate::context::Context;
 use crate::end::say_aside;
 use crate::error::Error;
@@ -49,6 +50,12 @@ impl Profile {
     pub fn set(mut self, name: &str, value: impl ToString) -> Self {
         self.settings.push((name.to_owned(), value.to_string()));
         self
+    }
+
+    /// Gives the settings so far, by name.
+    #[must_use]
+    pub fn settings(&self) -> &[(String, String)] {
+        &self.settings
     }
 
     /// Adds the kernels of a stage: their name and version, and a digest that tells two builds of them apart.
@@ -321,7 +328,7 @@ fn hello<P: Plan>(
         settings: settings(&profile.settings)?,
         device_settings: settings(&backend.device_settings())?,
         chunks: profile.chunks,
-        host: Text::truncated(&rustix::system::uname().nodename().to_string_lossy()),
+        host: Text::truncated(&host_name()),
         device: device.as_deref().map(Text::truncated),
         device_given: device_given.flatten().as_deref().map(Text::truncated),
         device_named: matches!(this.device(), Some(DeviceName::Cuda(_))),

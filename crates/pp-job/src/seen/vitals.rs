@@ -1,7 +1,8 @@
 //! The vital signs of this rank, sent while the job is watched.
 //!
-//! Hazard: a driver of a device, or a peer that reads nothing, holds up what asks. Guarantee: a thread of its own asks and
-//! sends; it is woken by a flag, and no other thread waits for it.
+//! Hazard: a driver of a device holds up what asks, and a message that waits holds up the heartbeats behind it. Guarantee: a
+//! thread of its own asks; it is woken by a flag, and no other thread waits for it. The watchdog sends, and only what the
+//! channel takes at once.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +15,7 @@ use pp_transport::control::Vitals;
 
 use crate::times::SEEN_EVERY;
 
-/// Takes the vital signs; may wait.
+/// Takes the vital signs.
 pub(crate) type Towards = Arc<dyn Fn(Vitals) + Send + Sync>;
 
 /// The vital signs of this rank. Clones are of the same rank.
@@ -103,7 +104,7 @@ impl fmt::Debug for Signs {
     }
 }
 
-/// Takes a lock that is held for assignments alone, or by viewers.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Takes a lock whose value is whole whenever it is free.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -60,7 +60,7 @@ const showFigures = ({ totals, recent, job }) => {
     ['chunks', 'Chunks', count(totals.chunks), `${count(recent.in_flight)} of ${count(job.depth)} in flight`],
     ['queues', 'Queues', queues, 'before the source / behind the sink'],
     ['late', 'Late', count(totals.late), `held back ${ms(totals.held_back_ms)}`, totals.late > 0],
-    ['dropped', 'Dropped', count(totals.dropped), `${count(totals.skipped_frames)} frames by lateness`, totals.dropped + totals.skipped_frames > 0],
+    ['dropped', 'Frames dropped', count(totals.skipped_frames), `${count(totals.dropped)} chunks overtaken by cuts`, totals.dropped + totals.skipped_frames > 0],
     ['saved', 'Steps saved', count(totals.steps_saved), ''],
     ['restarted-times', 'Restarts', count(totals.restarts), `of ${count(job.restarts_allowed)} allowed`, totals.restarts > 0],
   ];

@@ -14,14 +14,17 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
     writeln!(
         out,
         "chunks       {} ({}), {:.1} frames/s from the first build to the last frame out in {:.2} s, \
-         {} measured after {} of warm-up, {} dropped",
+         {} measured after {} of warm-up{}",
         m.chunks,
         Count(m.frames, "frame"),
         m.frames_per_second,
         m.wall_ms / 1e3,
         m.measured,
         m.warm_up,
-        m.dropped
+        match m.dropped {
+            0 => String::new(),
+            dropped => format!(", {dropped} overtaken by cuts"),
+        }
     )?;
     if m.measured == 0 {
         writeln!(
@@ -296,7 +299,7 @@ mod tests {
         };
         assert_eq!(
             text(&m),
-            "chunks       100 (396 frames), 197.0 frames/s from the first build to the last frame out in 2.01 s, 82 measured after 16 of warm-up, 1 dropped\n\
+            "chunks       100 (396 frames), 197.0 frames/s from the first build to the last frame out in 2.01 s, 82 measured after 16 of warm-up, 1 overtaken by cuts\n\
              period       20.04 ms median, 20.15 ms mean (p10 19.99 ms, p90 20.30 ms, max 121 ms)\n\
              stages       rank 0 5.00 ms (encode 999.6 µs + decode 4.00 ms), rank 1 phase_b 20.00 ms\n\
              overlap      efficiency 0.998 (0.993 by the mean), score 0.992, hidden 4.96 ms a chunk\n\

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
 use pp_transport::control::{Message, Vitals};
 
+use crate::switch::SOURCE;
 use crate::times::{GOODBYE_WITHIN, MISSED_HEARTBEATS, SEND_WITHIN};
 
 /// Messages that a peer may send before the caller takes them.
@@ -40,6 +41,8 @@ pub(super) enum Event<'a, T> {
     Served,
     /// Somebody looks at the job on this rank, which has the source, or nobody does any more.
     Watched(bool),
+    /// The vital signs of this rank, which was asked.
+    Vitals(Vitals),
     /// From now on the loss of a peer does not end the process while the ranks are set up.
     LiveOn,
     /// The driver is done.
@@ -216,6 +219,7 @@ impl<T> Core<T> {
             Event::Cut(epoch) => self.cut = self.cut.max(epoch),
             Event::Served => self.is_served = true,
             Event::Watched(is_watched) => self.is_watched = is_watched,
+            Event::Vitals(vitals) => self.say(vitals, now),
             Event::LiveOn => self.is_spared = true,
             Event::Close => self.close(now),
             Event::Drop => {
@@ -455,6 +459,15 @@ impl<T> Core<T> {
             }
         }
         was_away
+    }
+
+    /// Says vital signs to rank 0 if its channel takes them at once: heartbeats must not wait behind them.
+    fn say(&mut self, vitals: Vitals, now: Instant) {
+        let is_running = matches!(self.phase, Phase::Running(_));
+        let zero = self.heard().find(|at| self.peers[*at].rank == SOURCE);
+        if let Some(at) = zero.filter(|_| is_running) {
+            self.send(at, Message::Vitals(vitals), now);
+        }
     }
 
     /// A peer that was silent for too long is lost.

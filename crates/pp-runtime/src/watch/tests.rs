@@ -229,7 +229,12 @@ fn vital_signs_are_asked_for_while_somebody_looks_and_a_peer_that_is_set_up_hear
         assert_eq!(late.handle(Event::Said(0, Message::Ask(is_on)), now), []);
     }
     assert_eq!(late.hand_over(None), Ok(None));
+    let say = || Event::Vitals(vitals);
     assert_eq!(late.handle(Event::Tick, now), [Effect::Ask(true)]);
+    // Nothing waits for it: neither a heartbeat, nor a rank that is not rank 0.
+    let sent = [Effect::Send(0, Message::Vitals(vitals), now)];
+    assert_eq!(late.handle(say(), now), sent);
+    assert_eq!(core.handle(say(), now), []);
 }
 
 #[test]

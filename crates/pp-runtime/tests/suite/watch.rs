@@ -252,7 +252,6 @@ fn a_rank_is_asked_for_vital_signs_and_what_it_says_is_shown() {
     };
     let (ask, asked) = mpsc::channel();
     let (show, shown) = mpsc::channel();
-    let back = theirs.sender().clone();
     let _one = run(
         theirs,
         &one,
@@ -271,8 +270,7 @@ fn a_rank_is_asked_for_vital_signs_and_what_it_says_is_shown() {
         queued: 7,
         ..Vitals::default()
     };
-    let deadline = Instant::now() + HANG;
-    back.send(&Message::Vitals(vitals), deadline).unwrap();
+    one.say(vitals);
     assert_eq!(shown.recv_timeout(HANG), Ok(Sign::Of(Rank::new(1), vitals)));
 }
 

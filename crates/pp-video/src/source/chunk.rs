@@ -61,6 +61,8 @@ pub struct Chunk {
     pub read_ns: (u64, u64),
     /// How long the reader waited for room for the chunk before, in nanoseconds: so long this one may have been there unread.
     pub held_ns: u64,
+    /// A digest of the first chunk of the input.
+    pub input: u64,
     /// Cuts up to its first frame.
     pub(super) cuts: u64,
     pub(super) frame_bytes: usize,
