@@ -360,7 +360,9 @@ impl Finished {
             shared_devices: &self.shared_devices,
         };
         let recorder = &self.summary.recorder;
-        write_file(path, |out| write_json(out, &run, &self.measures(), recorder))
+        write_file(path, |out| {
+            write_json(out, &run, &self.measures(), recorder)
+        })
     }
 
     /// Writes a picture of the last chunks; of a training whose actions were measured, that of a step and of its simulation.
@@ -372,11 +374,9 @@ impl Finished {
             restarts: self.summary.restarts.clone(),
             ..View::default()
         };
-        write_file(path, |out| {
-            match &self.training {
-                Some(training) if training.write_svg(out)? => Ok(()),
-                _ => write_svg(out, &self.summary.recorder, &self.measures(), &view),
-            }
+        write_file(path, |out| match &self.training {
+            Some(training) if training.write_svg(out)? => Ok(()),
+            _ => write_svg(out, &self.summary.recorder, &self.measures(), &view),
         })
     }
 

@@ -177,7 +177,8 @@ fn training(text: &mut String, seen: &Snapshot) {
     family(text, "training_steps_total", "counter", help, steps);
     let help = "The loss of the last step.";
     gauge(text, "training_loss", help, one(training.loss));
-    let help = "The share of the time of all ranks in the last step in which no action was at work.";
+    let help =
+        "The share of the time of all ranks in the last step in which no action was at work.";
     gauge(text, "training_bubble_ratio", help, one(training.bubble));
 }
 

@@ -103,7 +103,9 @@ fn simulate(
             size.ranks = size.ranks.or(trained.map(|of| of.ranks));
             size.microbatches = size.microbatches.or(trained.map(|of| of.microbatches));
             let measured = model.and_then(Model::stages_per_rank);
-            let any = size.stages_per_rank.or(measured.filter(|stages| *stages > 1));
+            let any = size
+                .stages_per_rank
+                .or(measured.filter(|stages| *stages > 1));
             size.stages_per_rank = kind.stages_per_rank().or(any).or(Some(2));
         }
     }

@@ -104,7 +104,10 @@ impl Model {
     pub(super) fn about(&self) -> String {
         let (path, trained) = (self.path.display(), &self.trained);
         let (stages, ranks) = (self.stages.len(), trained.ranks);
-        format!("{path}: {stages} stages on {ranks} ranks by {}", trained.schedule)
+        format!(
+            "{path}: {stages} stages on {ranks} ranks by {}",
+            trained.schedule
+        )
     }
 
     /// What the stages of a schedule take. Where they are more or fewer than were measured, the model is cut anew, as if a

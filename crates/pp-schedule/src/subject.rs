@@ -6,7 +6,9 @@ use std::path::Path;
 
 use pp_contract::FaultKind;
 use pp_job::Error;
-use pp_runtime::schedule::{Cost, Costs, Kind, Limits, PerStage, Report, Schedule, TICKS, Timeline};
+use pp_runtime::schedule::{
+    Cost, Costs, Kind, Limits, PerStage, Report, Schedule, TICKS, Timeline,
+};
 use serde::{Serialize, Serializer};
 
 use crate::args::{MemoryArgs, SimulationArgs, SizeArgs, Subject, SubjectArgs};

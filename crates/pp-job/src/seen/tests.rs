@@ -176,11 +176,17 @@ fn a_training_is_seen_with_its_loss_and_bubble_and_is_in_the_report() {
     let seconds = [1.0, 2.0, 4.0, 5.0, 0.0, 0.0, 2.0, 3.0, 3.0, 4.0, 0.0, 0.0];
     viewer.trained(0.5, &seconds);
     let seen = viewer.snapshot().training.unwrap();
-    assert_eq!((seen.steps, seen.loss, seen.bubble), (2, Some(0.5), Some(0.5)));
+    assert_eq!(
+        (seen.steps, seen.loss, seen.bubble),
+        (2, Some(0.5), Some(0.5))
+    );
     let mut report = Vec::new();
     viewer.write_report(&mut report).unwrap();
     let report: Value = serde_json::from_slice(&report).unwrap();
     let training = &report["measures"]["training"];
-    assert_eq!((&training["step_ms"], &training["bubble"]), (&json!(4000.0), &json!(0.5)));
+    assert_eq!(
+        (&training["step_ms"], &training["bubble"]),
+        (&json!(4000.0), &json!(0.5))
+    );
     assert_eq!(training["stages"][1]["backward_ms"], 1000.0);
 }

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
-use super::text::Count;
 use super::svg::{millis, write_step_svg};
+use super::text::Count;
 use crate::schedule::{Action, Cause, MeasuredStep, Op, Schedule, Step, Timeline};
 
 /// Measured steps that are kept.
@@ -244,8 +244,7 @@ impl fmt::Display for TrainingMeasures {
             write!(f, ", loss {loss:.6}")?;
         }
         let lengths = self.step_ms.zip(self.step_simulated_ms);
-        let Some(((run, simulated), bubbles)) =
-            lengths.zip(self.bubble.zip(self.bubble_simulated))
+        let Some(((run, simulated), bubbles)) = lengths.zip(self.bubble.zip(self.bubble_simulated))
         else {
             return f.write_str(", the times of actions were not measured");
         };
@@ -280,7 +279,11 @@ mod tests {
             ("1F1", 14.0, 1.0),
             ("1B1", 15.0, 2.0),
         ] {
-            let clock = if name.starts_with('1') { rank_1_clock } else { 0.0 };
+            let clock = if name.starts_with('1') {
+                rank_1_clock
+            } else {
+                0.0
+            };
             let start = start + late(name) + clock;
             all.extend([start, start + length]);
             if name.contains('B') {
@@ -302,10 +305,21 @@ mod tests {
             let mut training = training();
             training.step(0.5, &seconds(|_| 0.0, clock));
             let m = training.measures();
-            assert_eq!((m.step_ms, m.step_simulated_ms), (Some(9e3), Some(9e3)), "{clock}");
-            assert_eq!((m.bubble, m.bubble_simulated, &m.cause), (Some(1.0 / 3.0), Some(1.0 / 3.0), &None));
+            assert_eq!(
+                (m.step_ms, m.step_simulated_ms),
+                (Some(9e3), Some(9e3)),
+                "{clock}"
+            );
+            assert_eq!(
+                (m.bubble, m.bubble_simulated, &m.cause),
+                (Some(1.0 / 3.0), Some(1.0 / 3.0), &None)
+            );
             assert_eq!(training.last_bubble(), m.bubble);
-            let costs: Vec<_> = m.stages.iter().map(|of| (of.rank, of.forward_ms, of.input_ms, of.backward_ms)).collect();
+            let costs: Vec<_> = m
+                .stages
+                .iter()
+                .map(|of| (of.rank, of.forward_ms, of.input_ms, of.backward_ms))
+                .collect();
             assert_eq!(costs, [0, 1].map(|rank| (rank, Some(1e3), None, Some(2e3))));
         }
     }
@@ -338,7 +352,10 @@ mod tests {
             training.step(f64::from(step), &seconds(late, 0.0));
         }
         let m = training.measures();
-        assert_eq!((m.steps, m.loss, m.step_ms), (20, Some(19.0), Some(9e3 + 11e3)));
+        assert_eq!(
+            (m.steps, m.loss, m.step_ms),
+            (20, Some(19.0), Some(9e3 + 11e3))
+        );
     }
 
     #[test]
@@ -355,7 +372,10 @@ mod tests {
             ("<rect class=\"stage0\"", 2 * 4 + 1),
             ("<text class=\"num\"", 2 * 8),
             ("<title>1B1, 2000 ms</title>", 2),
-            (">measured · 2 ranks · 2 stages · 2 microbatches · makespan 9000 ms", 1),
+            (
+                ">measured · 2 ranks · 2 stages · 2 microbatches · makespan 9000 ms",
+                1,
+            ),
             (">simulated · 2 ranks", 1),
             ("class=\"idle\"", 0),
         ] {
@@ -371,7 +391,13 @@ mod tests {
             training.step(0.25, seconds);
         }
         let m = training.measures();
-        assert_eq!((m.steps, m.step_ms, m.stages[0].forward_ms), (3, None, None));
-        assert_eq!(m.to_string(), "1f1b, 3 steps, loss 0.250000, the times of actions were not measured");
+        assert_eq!(
+            (m.steps, m.step_ms, m.stages[0].forward_ms),
+            (3, None, None)
+        );
+        assert_eq!(
+            m.to_string(),
+            "1f1b, 3 steps, loss 0.250000, the times of actions were not measured"
+        );
     }
 }

@@ -54,10 +54,10 @@ impl MeasuredStep {
             let by = moved[schedule.rank_of[action.stage as usize] as usize];
             times[place(action, microbatches)].map(|at| at + by)
         };
-        let actions = schedule.ranks.iter().flatten().flat_map(Step::actions);
-        let first = actions.clone().map(|action| there(action)[0]).min()?;
+        let actions = || schedule.ranks.iter().flatten().flat_map(Step::actions);
+        let first = actions().map(|action| there(action)[0]).min()?;
         let mut spans = vec![Span { start: 0, end: 0 }; times.len()];
-        for action in actions {
+        for action in actions() {
             let [start, end] = there(action).map(|at| (at - first).cast_unsigned());
             let end = end.max(start);
             spans[place(action, microbatches)] = Span { start, end };
@@ -87,9 +87,8 @@ impl MeasuredStep {
             let span = self.span(action);
             span.end - span.start
         };
-        let busy = |steps: &Vec<Step>| -> u64 {
-            steps.iter().flat_map(Step::actions).map(length).sum()
-        };
+        let busy =
+            |steps: &Vec<Step>| -> u64 { steps.iter().flat_map(Step::actions).map(length).sum() };
         let idle = |steps| self.makespan().saturating_sub(busy(steps));
         schedule.ranks.iter().map(idle).collect()
     }
@@ -124,7 +123,8 @@ fn moved(schedule: &Schedule, times: &[[i64; 2]]) -> Vec<i64> {
         for (stage, microbatch) in (1..schedule.stages())
             .flat_map(|stage| (0..schedule.microbatches).map(move |number| (stage, number)))
         {
-            let at = |stage, op| times[place(Action::new(stage, op, microbatch), schedule.microbatches)];
+            let at =
+                |stage, op| times[place(Action::new(stage, op, microbatch), schedule.microbatches)];
             let (below, above) = (stage - 1, stage);
             for (from, to, op) in [
                 (below, above, Op::Forward),
@@ -182,7 +182,9 @@ fn cause(graph: &Graph<'_>, run: &Timeline, costs: &impl Cost) -> Option<Cause> 
         let mut needs: Vec<(u32, u32)> = before.into_iter().collect();
         graph.waits(rank, node, None, |wait| needs.push((wait.rank, wait.node)));
         needs.retain(|(_, node)| *node != NONE);
-        let latest = needs.into_iter().max_by_key(|(rank, node)| span(*rank, *node).end);
+        let latest = needs
+            .into_iter()
+            .max_by_key(|(rank, node)| span(*rank, *node).end);
         let ready = latest.map_or(0, |(rank, node)| span(rank, node).end);
         let Span { start, end } = span(rank, node);
         let place = graph.place(node);

@@ -42,7 +42,10 @@ pub(in crate::report) fn write_step_svg(
     schedule: &Schedule,
     [run, simulated]: &[Timeline; 2],
 ) -> io::Result<()> {
-    let all = [("measured", schedule, run), ("simulated", schedule, simulated)];
+    let all = [
+        ("measured", schedule, run),
+        ("simulated", schedule, simulated),
+    ];
     write(out, title, line, Unit::Nanosecond, &all)
 }
 
