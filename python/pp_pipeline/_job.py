@@ -40,6 +40,7 @@ class _Terms:
     stuck_after: float | None
     first_after: float
     report: str | None
+    timeline: str | None
     drops: bool
     max_latency: float | None
     live: str | None
@@ -59,10 +60,10 @@ class Job:
     `devices` names the device of each rank. `depth` is the most chunks in flight. `restarts` is how often lost ranks may be
     started again. `most` has the largest tensors of a chunk where the first chunk is not the largest; several, where chunks differ.
     `stuck_after` is how long a stage may take, in seconds, and `first_after` is the same until a chunk has gone through the whole
-    pipeline, since the first calls may compile. `steps` is how often a chunk goes through a ring `(...)*steps`. `report` is a file for the report, and
-    `profile` a folder for a trace of PyTorch's profiler of each rank. `live` is an address such as `"127.0.0.1:8000"` where rank 0
-    shows the job in a browser, and `live_token_file` a file with the token that a viewer must know. `command` starts another rank;
-    without it the command line of this process does.
+    pipeline, since the first calls may compile. `steps` is how often a chunk goes through a ring `(...)*steps`. `report` is a file for
+    the report, `timeline` one for a picture (SVG) of the last chunks, and `profile` a folder for a trace of PyTorch's profiler of each
+    rank. `live` is an address such as `"127.0.0.1:8000"` where rank 0 shows the job in a browser, and `live_token_file` a file with the
+    token that a viewer must know. `command` starts another rank; without it the command line of this process does.
 
     `late` says what happens to chunks that come faster than they are worked on: with `"block"` a push waits; with `"drop"` the
     oldest chunk that waits is dropped, and `max_latency` drops those that would come out later than so many seconds after their push.
@@ -84,6 +85,7 @@ class Job:
         late: str = "block",
         max_latency: float | None = None,
         report: str | os.PathLike[str] | None = None,
+        timeline: str | os.PathLike[str] | None = None,
         profile: str | os.PathLike[str] | None = None,
         live: str | None = None,
         live_token_file: str | os.PathLike[str] | None = None,
@@ -116,7 +118,8 @@ class Job:
         self._devices = list(devices or [])
         self._given = stages
         self._command = command
-        self._terms = (depth, restarts, stuck_after, first_after, os.fspath(report) if report is not None else None)
+        self._terms = (depth, restarts, stuck_after, first_after)
+        self._files = (os.fspath(report) if report is not None else None, os.fspath(timeline) if timeline is not None else None)
         self._profile = os.fspath(profile) if profile is not None else None
         if live_token_file is not None and live is None:
             raise ValueError(f"live_token_file={os.fspath(live_token_file)!r} is for live=, and that is not given: give it, too")
@@ -263,10 +266,10 @@ class Job:
         command = self._command or []
         if self._command is None and placed is None and has_others:
             command = _own_command()
-        depth, restarts, stuck_after, first_after, report = self._terms
+        depth, restarts, stuck_after, first_after = self._terms
         terms = _Terms(
-            self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report, *self._late, *self._live,
-            self._schedule, self._settings,
+            self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, *self._files, *self._late,
+            *self._live, self._schedule, self._settings,
         )  # fmt: skip
         if "PP_SUPERVISOR_PID" in os.environ and threading.current_thread() is threading.main_thread():
             # Rank 0 hears of Ctrl-C, and tells this rank what to do.

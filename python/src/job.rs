@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use pp_contract::pipeline::{Laps, Ring};
 use pp_contract::{DeviceName, Pipeline, StageSpec};
+use pp_job::seen::Viewer;
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank};
 use pp_live::{Live, Serving};
 use pp_runtime::core::Late;
@@ -39,6 +40,7 @@ pub(crate) struct Terms {
     stuck_after: Option<f64>,
     first_after: f64,
     report: Option<PathBuf>,
+    timeline: Option<PathBuf>,
     drops: bool,
     max_latency: Option<f64>,
     live: Option<String>,
@@ -61,6 +63,7 @@ pub(crate) struct Running {
     raised: Raised,
     summary: Arc<Mutex<Option<Summary>>>,
     serving: SharedServing,
+    viewer: Arc<OnceLock<Viewer>>,
 }
 
 /// Shows the job until its end is known.
@@ -102,6 +105,14 @@ impl Running {
     /// Ends the job at once.
     fn abort(&self) {
         self.lock().0.abort();
+    }
+
+    /// Takes in a step of a job that trains: its loss, and the start and end of its actions in seconds, if they were measured. On
+    /// other ranks than 0 it does nothing.
+    fn trained(&self, py: Python<'_>, loss: f64, seconds: Vec<f64>) {
+        if let Some(viewer) = self.viewer.get() {
+            py.detach(|| viewer.trained(loss, &seconds));
+        }
     }
 
     #[getter]
@@ -208,6 +219,7 @@ pub(crate) fn begin(
     let live = live.map(|live| live.token_file(terms.live_token_file.as_deref()));
     let (raised, summary) = (Raised::default(), Arc::new(Mutex::new(None)));
     let serving = SharedServing::default();
+    let viewer = Arc::new(OnceLock::new());
     let scheduled = terms.schedule.as_ref().map(|given| &given.get().runnable);
     let mut job = scheduled
         .map_or_else(
@@ -229,6 +241,9 @@ pub(crate) fn begin(
         raised: raised.clone(),
         summary: Arc::clone(&summary),
         report: terms.report,
+        timeline: terms.timeline,
+        schedule: terms.schedule,
+        viewer: Arc::clone(&viewer),
         late: if terms.drops { Late::Drop } else { Late::Block },
         max_latency: terms.max_latency.map(seconds_of),
         settings: terms.settings,
@@ -251,6 +266,7 @@ pub(crate) fn begin(
         raised,
         summary,
         serving,
+        viewer,
     })
 }
 
@@ -309,6 +325,9 @@ struct Own {
     raised: Raised,
     summary: Arc<Mutex<Option<Summary>>>,
     report: Option<PathBuf>,
+    timeline: Option<PathBuf>,
+    schedule: Option<Py<Schedule>>,
+    viewer: Arc<OnceLock<Viewer>>,
     late: Late,
     max_latency: Option<Duration>,
     settings: Vec<(String, String)>,
@@ -339,8 +358,14 @@ impl Own {
 
     /// Runs the rank in the memory of its device.
     fn run(&self, this: ThisRank<'_>) -> Result<(), Error> {
-        if let Some((live, viewer)) = self.live.as_ref().zip(this.viewer()) {
-            *locked(&self.serving) = Some(live.serve(viewer)?);
+        if let Some(viewer) = this.viewer() {
+            if let Some(schedule) = &self.schedule {
+                viewer.trains(schedule.get().training());
+            }
+            if let Some(live) = &self.live {
+                *locked(&self.serving) = Some(live.serve(viewer.clone())?);
+            }
+            let _ = self.viewer.set(viewer);
         }
         let number = match this.device() {
             None | Some(DeviceName::Cpu) => return self.run_on(this, Host, || Ok(OnHost)),
@@ -461,6 +486,9 @@ impl Own {
     fn finish(&self, finished: &Finished) -> Result<(), Error> {
         if let Some(report) = &self.report {
             finished.write_report(report)?;
+        }
+        if let Some(timeline) = &self.timeline {
+            finished.write_timeline(timeline)?;
         }
         let chunks = finished.summary.recorder.totals().chunks;
         let summary = (chunks, finished.restarts, finished.wall.as_secs_f64());

@@ -1,5 +1,6 @@
 //! Training schedules for the package: checked, and as the order in which the ranks of a job work.
 
+use pp_runtime::report::Training;
 use pp_runtime::schedule::{Action, Kind, Limits, Runnable, Schedule as Listed, Step};
 use pyo3::prelude::*;
 
@@ -8,6 +9,7 @@ use crate::error::refused;
 /// A schedule that was checked, with an exchange at the end of each step.
 #[pyclass(frozen, module = "pp_pipeline._native")]
 pub(crate) struct Schedule {
+    name: String,
     listed: Listed,
     pub(crate) runnable: Runnable,
 }
@@ -22,13 +24,14 @@ impl Schedule {
     fn build(name: &str, ranks: u32, stages_per_rank: u32, microbatches: u32) -> PyResult<Self> {
         let kind: Kind = name.parse().map_err(|error| refused(&error))?;
         let listed = Listed::build(kind, ranks, stages_per_rank, microbatches);
-        Self::of(listed.map_err(|error| refused(&error))?)
+        Self::of(kind.name(), listed.map_err(|error| refused(&error))?)
     }
 
-    /// The schedule that a CSV holds: a line for each rank.
+    /// The schedule that a CSV of this name holds: a line for each rank.
     #[staticmethod]
-    fn csv(text: &str) -> PyResult<Self> {
-        Self::of(Listed::parse_csv(text).map_err(|error| refused(&error))?)
+    fn csv(text: &str, name: &str) -> PyResult<Self> {
+        let listed = Listed::parse_csv(text);
+        Self::of(name, listed.map_err(|error| refused(&error))?)
     }
 
     /// The stages of a job that runs it. Source and sink stand on rank 0.
@@ -58,12 +61,21 @@ impl Schedule {
 
 impl Schedule {
     /// One slot more than it needs: with as many as it needs, a rank makes no result while the one before is in use.
-    fn of(listed: Listed) -> PyResult<Self> {
+    fn of(name: &str, listed: Listed) -> PyResult<Self> {
         let report = listed
             .check(Limits::default())
             .map_err(|error| refused(&error))?;
         let slots = report.slots_per_edge.max(1) + 1;
         let runnable = listed.trainable(slots).map_err(|error| refused(&error))?;
-        Ok(Self { listed, runnable })
+        Ok(Self {
+            name: name.into(),
+            listed,
+            runnable,
+        })
+    }
+
+    /// A training by it, before its first step.
+    pub(crate) fn training(&self) -> Training {
+        Training::new(&self.name, &self.listed)
     }
 }

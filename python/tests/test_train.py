@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -125,6 +126,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         ("1f1b", {"reduction": "max"}, "reduction="),
         ("1f1b", {"clip": 0}, "clip="),
         ("zbv", {}, "stages a rank"),
+        ("1f1b", {"timeline": "t.svg"}, "timing=True"),
     ]:
         with pytest.raises(ValueError, match=words):
             train.Trainer(schedule, **{**good, **more})  # type: ignore[arg-type]
@@ -154,6 +156,54 @@ if __name__ == "__main__":
     both = re.findall(r"(\{.*\}) (\S+)", out + error)
     assert len(both) == 2 and both[0] == both[1] and both[0][0] == "{0: 'FIW', 1: 'FIW'}", (out, error)
     assert "timing=True" in out
+
+
+def test_a_training_is_shown_while_it_runs_and_reported_at_its_end(film: Film, tmp_path: Path) -> None:
+    port = free_port()
+    code, out, error = film.run(
+        HEAD
+        + f"""
+import json, time, urllib.request
+def get(path):
+    request = urllib.request.Request("http://127.0.0.1:{port}/" + path, headers={{"Authorization": "Bearer 0123456789abcdef"}})
+    return urllib.request.urlopen(request).read().decode()
+
+class Slow(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.own, self.number, self.calls = nn.Linear(3, 3), number, 0
+    def forward(self, x):
+        # Not where the shapes are learnt.
+        self.calls += type(x) is torch.Tensor
+        # The second microbatch of the last stage takes longer than the others.
+        time.sleep(0.3 if self.number == 3 and self.calls % 2 == 0 else 0.02)
+        return self.own(x)
+
+if __name__ == "__main__":
+    os.chdir(HERE)
+    is_rank_0 = "PP_SUPERVISOR_PID" not in os.environ
+    if is_rank_0:
+        open("token", "w").write("0123456789abcdef")
+        os.chmod("token", 0o600)
+    with trainer("interleaved-zb", stages_per_rank=2, stages=Slow, timing=True, report="r.json", timeline="t.svg",
+                 live="127.0.0.1:{port}", live_token_file="token") as own:
+        losses = [own.step(batch()) for _ in range(3)]
+        if is_rank_0:
+            print(json.dumps([losses[-1], json.loads(get("snapshot.json"))["training"], get("metrics")]))
+"""
+    )
+    assert code == 0, error
+    loss, seen, metrics = json.loads(out.splitlines()[0])
+    assert (seen["schedule"], seen["steps"], seen["loss"]) == ("interleaved-zb", 3, loss) and 0 < seen["bubble"] < 1
+    assert f"pp_training_bubble_ratio {seen['bubble']}" in metrics
+    training = json.loads((tmp_path / "r.json").read_text())["measures"]["training"]
+    stages = training["stages"]
+    assert [(one["stage"], one["rank"]) for one in stages] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert all(one["forward_ms"] > 19 and one["input_ms"] is not None and one["backward_ms"] is None for one in stages)
+    assert training["step_ms"] > training["step_simulated_ms"] > 80 and 0 < training["bubble_simulated"] < 1
+    assert training["cause"]["action"] == "3F1" and training["cause"]["took_longer_ms"] > 200
+    picture = (tmp_path / "t.svg").read_text()
+    assert picture.count("<title>3F1, ") == 2 and ">measured" in picture and ">simulated" in picture
 
 
 def test_the_example_learns(tmp_path: Path) -> None:

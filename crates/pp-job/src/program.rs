@@ -9,7 +9,9 @@ use std::time::Duration;
 use pp_contract::{Pipeline, Plan, StageSpec};
 use pp_runtime::core::Late;
 use pp_runtime::driver::{BoxedStage, Summary};
-use pp_runtime::report::{Measures, View, default_warm_up, write_chrome_trace, write_json};
+use pp_runtime::report::{
+    Measures, Training, View, default_warm_up, write_chrome_trace, write_json, write_svg,
+};
 use pp_runtime::stage::{Built, GroupStage, Offer, Place, Sink, Source, Stage, StageResult};
 use pp_transport::bell::Bell;
 use pp_transport::edge::Edges;
@@ -333,6 +335,8 @@ pub struct Finished {
     pub interrupted: Option<u8>,
     /// The GPUs that two or more ranks of the job share; empty if none do.
     pub shared_devices: Vec<SharedDevice>,
+    /// How it trained, if it did ([`Viewer::trains`](crate::seen::Viewer::trains)).
+    pub training: Option<Training>,
 }
 
 impl Finished {
@@ -355,12 +359,36 @@ impl Finished {
             interrupted_by: self.interrupted,
             shared_devices: &self.shared_devices,
         };
+        let recorder = &self.summary.recorder;
+        write_file(path, |out| {
+            write_json(out, &run, &self.measures(), recorder)
+        })
+    }
+
+    /// Writes a picture of the last chunks; of a training whose actions were measured, that of a step and of its simulation.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_timeline(&self, path: &Path) -> Result<(), OutputError> {
+        let view = View {
+            restarts: self.summary.restarts.clone(),
+            ..View::default()
+        };
+        write_file(path, |out| match &self.training {
+            Some(training) if training.write_svg(out)? => Ok(()),
+            _ => write_svg(out, &self.summary.recorder, &self.measures(), &view),
+        })
+    }
+
+    fn measures(&self) -> Measures {
         let Summary {
             recorder, restarts, ..
         } = &self.summary;
         let warm_up = default_warm_up(recorder.totals().chunks);
-        let measures = Measures::of(recorder, warm_up, restarts);
-        write_file(path, |out| write_json(out, &run, &measures, recorder))
+        Measures {
+            training: self.training.as_ref().map(Training::measures),
+            ..Measures::of(recorder, warm_up, restarts)
+        }
     }
 
     /// Writes the trace that Perfetto and `chrome://tracing` show.

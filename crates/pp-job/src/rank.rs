@@ -118,6 +118,7 @@ impl ThisRank<'_> {
                     wall: finished.wall,
                     interrupted: finished.interrupted,
                     shared_devices: std::mem::take(&mut *self.context.lock_shared()),
+                    training: self.context.viewer.as_ref().and_then(Viewer::training),
                 },
             ),
             None => Ok(()),

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 pub use self::client::{Client, FoundJob, jobs};
 pub use self::snapshot::{
     AboutJob, ChunkView, FaultView, HowEnded, JobState, RankView, RecentFigures, RestartView,
-    RunTotals, Snapshot, StageView, Thumb, Thumbnail,
+    RunTotals, Snapshot, StageView, Thumb, Thumbnail, TrainingView,
 };
 pub use self::viewer::{Viewer, Watching};
 use crate::own_folder;

@@ -52,6 +52,7 @@ pub(crate) fn text(seen: &Snapshot) -> String {
     );
     totals(&mut text, seen);
     recent(&mut text, seen);
+    training(&mut text, seen);
     stages_and_ranks(&mut text, seen);
     text
 }
@@ -167,6 +168,20 @@ fn recent(text: &mut String, seen: &Snapshot) {
     }
 }
 
+fn training(text: &mut String, seen: &Snapshot) {
+    let Some(training) = &seen.training else {
+        return;
+    };
+    let steps = one(Some(training.steps as f64));
+    let help = "Training steps that moved the weights.";
+    family(text, "training_steps_total", "counter", help, steps);
+    let help = "The loss of the last step.";
+    gauge(text, "training_loss", help, one(training.loss));
+    let help =
+        "The share of the time of all ranks in the last step in which no action was at work.";
+    gauge(text, "training_bubble_ratio", help, one(training.bubble));
+}
+
 fn stages_and_ranks(text: &mut String, seen: &Snapshot) {
     let stages = |of: fn(&StageView) -> Option<f64>| {
         let sample = move |stage: &StageView| (label("stage", &stage.stage), of(stage));
@@ -268,7 +283,7 @@ fn label(name: &str, value: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pp_job::seen::{AboutJob, RecentFigures, RunTotals};
+    use pp_job::seen::{AboutJob, RecentFigures, RunTotals, TrainingView};
 
     use super::*;
 
@@ -299,6 +314,11 @@ mod tests {
                 resident_bytes: Some(4096),
                 ..RankView::default()
             }],
+            training: Some(TrainingView {
+                steps: 9,
+                loss: Some(0.5),
+                ..TrainingView::default()
+            }),
             ..Snapshot::default()
         };
         let text = text(&seen);
@@ -313,6 +333,9 @@ mod tests {
             "pp_period_seconds 0.002",
             r#"pp_stage_idle_ratio{stage="a 1/2"} 0.25"#,
             r#"pp_rank_resident_memory_bytes{rank="3"} 4096"#,
+            "# TYPE pp_training_steps_total counter",
+            "pp_training_steps_total 9",
+            "pp_training_loss 0.5",
         ] {
             assert!(
                 text.lines().any(|has| has == line),
@@ -320,7 +343,9 @@ mod tests {
             );
         }
         assert!(
-            !text.contains("pp_latency") && !text.contains("pp_stage_work"),
+            !["pp_latency", "pp_stage_work", "pp_training_bubble"]
+                .iter()
+                .any(|name| text.contains(name)),
             "{text}"
         );
     }

@@ -234,6 +234,15 @@ fn one(seen: &Snapshot) -> String {
     ] {
         let _ = writeln!(text, "{name:<9} {value}");
     }
+    if let Some(training) = &seen.training {
+        let loss = known(training.loss, |loss| format!("{loss:.6}"));
+        let (steps, schedule) = (training.steps, &training.schedule);
+        let bubble = percent(training.bubble);
+        let _ = writeln!(
+            text,
+            "training  loss {loss}, bubble {bubble}, {steps} steps of {schedule}"
+        );
+    }
     tables(&mut text, seen);
     losses_and_end(&mut text, seen);
     text
@@ -338,7 +347,24 @@ fn bytes(bytes: Option<u64>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pp_job::seen::TrainingView;
+
     use super::*;
+
+    #[test]
+    fn a_training_has_its_loss_and_bubble_and_another_job_no_such_line() {
+        let training = TrainingView {
+            schedule: "zbv".into(),
+            steps: 3,
+            loss: Some(0.25),
+            bubble: Some(0.125),
+        };
+        let mut seen = Snapshot::default();
+        assert!(!one(&seen).contains("training"));
+        seen.training = Some(training);
+        let line = "\ntraining  loss 0.250000, bubble 12 %, 3 steps of zbv\n";
+        assert!(one(&seen).contains(line), "{}", one(&seen));
+    }
 
     #[test]
     fn a_picture_fits_its_terminal_and_covers_the_one_before() {

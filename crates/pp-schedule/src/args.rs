@@ -125,6 +125,15 @@ fn times(list: &str) -> Result<PerStage, String> {
     numbers(list, 6, "numbers with up to 6 decimals")
 }
 
+/// Parses a number, as millionths.
+fn one_number(text: &str) -> Result<u64, String> {
+    let number = numbers(text, 6, "a number with up to 6 decimals")?;
+    match number.0[..] {
+        [number] => Ok(number),
+        _ => Err("it takes one number".into()),
+    }
+}
+
 /// Parses a list of numbers, in units of the last of so many decimals.
 fn numbers(list: &str, decimals: usize, what: &str) -> Result<PerStage, String> {
     let number = |text: &str| {
@@ -221,6 +230,14 @@ pub struct CompareArgs {
     pub(crate) size: SizeArgs,
     #[command(flatten)]
     pub(crate) simulation: SimulationArgs,
+    /// The report of a training whose actions were measured: Trainer(..., report="r.json", timing=True). Its stages are cut for
+    /// each schedule, times are in milliseconds, and its ranks and microbatches are taken where others are not given.
+    #[arg(long, value_name = "REPORT.json", conflicts_with_all = ["forward", "input", "weight"])]
+    pub(crate) from: Option<PathBuf>,
+    /// Leave out schedules that keep more activations on a rank, in microbatches of a whole rank, 0 to 1000000000000 with up to
+    /// 6 decimals.
+    #[arg(long, value_name = "N", value_parser = one_number)]
+    pub(crate) memory: Option<u64>,
     /// Draw all in one picture instead of a table.
     #[arg(short, long, value_name = "FILE.svg|-", value_parser = picture())]
     pub(crate) output: Option<PathBuf>,

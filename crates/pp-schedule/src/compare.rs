@@ -8,6 +8,7 @@ use pp_runtime::schedule::{Costs, Kind, Limits, PerStage, TICKS, Timeline};
 use serde::Serialize;
 
 use crate::args::{CompareArgs, SizeArgs, Subject};
+use crate::model::Model;
 use crate::plot::draw;
 use crate::subject::{Decimal, Loaded};
 
@@ -16,6 +17,12 @@ use crate::subject::{Decimal, Loaded};
 struct Comparison {
     slots: Option<u32>,
     schedules: Vec<Compared>,
+    /// The name of the one that takes least, for a model that was trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fastest: Option<String>,
+    /// What is compared.
+    #[serde(skip)]
+    about: String,
     /// Why the others are left out.
     left_out: Vec<String>,
 }
@@ -30,6 +37,16 @@ struct Compared {
     activations: Decimal,
     undone_weights: Decimal,
     slots_per_edge: u32,
+    /// What was not measured of its costs, for a model that was trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    estimated: Option<Vec<&'static str>>,
+}
+
+/// A schedule, its run, and what was not measured of its costs.
+struct Simulated {
+    loaded: Loaded,
+    timeline: Timeline,
+    estimated: Option<Vec<&'static str>>,
 }
 
 /// Prints schedules side by side, or draws them.
@@ -39,9 +56,11 @@ pub(super) fn compare(args: &CompareArgs) -> Result<(), Error> {
         true => &Kind::ALL.map(Subject::Built)[..],
         false => &args.subjects,
     };
+    let model = args.from.as_deref().map(Model::read).transpose()?;
     let (mut all, mut left_out) = (Vec::new(), Vec::new());
     for subject in subjects {
-        match simulate(args, subject) {
+        let simulated = simulate(args, model.as_ref(), subject);
+        match simulated.and_then(|simulated| fits(args, simulated)) {
             Ok(simulated) => all.push(simulated),
             Err(why) if is_default => left_out.push(why),
             Err(why) => return Err(why),
@@ -50,39 +69,84 @@ pub(super) fn compare(args: &CompareArgs) -> Result<(), Error> {
     if all.is_empty() {
         return Err(left_out.swap_remove(0));
     }
+    let about = model.as_ref().map_or_else(
+        || "the same work for each rank".into(),
+        |model| format!("{}, times in ms", model.about()),
+    );
     if let Some(output) = &args.output {
-        return draw(subjects, output, "the same work for each rank", &all);
+        let all = all.into_iter().map(|of| (of.loaded, of.timeline));
+        return draw(subjects, output, &about, &all.collect::<Vec<_>>());
     }
+    let fastest = all.iter().min_by_key(|of| of.timeline.makespan);
+    let fastest = fastest.filter(|_| model.is_some());
     let comparison = Comparison {
         slots: args.simulation.slots,
+        fastest: fastest.map(|of| of.loaded.name.clone()),
+        about,
         schedules: all.iter().map(compared).collect(),
         left_out: left_out.iter().map(Error::to_string).collect(),
     };
     print_result(&comparison, args.json)
 }
 
-/// Simulates a schedule in which the stages of a rank have equal shares of its work.
-fn simulate(args: &CompareArgs, subject: &Subject) -> Result<(Loaded, Timeline), Error> {
+/// Simulates a schedule in which the stages of a rank have equal shares of its work, or those of the model.
+fn simulate(
+    args: &CompareArgs,
+    model: Option<&Model>,
+    subject: &Subject,
+) -> Result<Simulated, Error> {
     let mut size = args.size;
     match subject {
         Subject::File(_) => size = SizeArgs::default(),
         Subject::Built(kind) => {
-            let any = size.stages_per_rank.or(Some(2));
-            size.stages_per_rank = kind.stages_per_rank().or(any);
+            let trained = model.map(|model| &model.trained);
+            size.ranks = size.ranks.or(trained.map(|of| of.ranks));
+            size.microbatches = size.microbatches.or(trained.map(|of| of.microbatches));
+            let measured = model.and_then(Model::stages_per_rank);
+            let any = size
+                .stages_per_rank
+                .or(measured.filter(|stages| *stages > 1));
+            size.stages_per_rank = kind.stages_per_rank().or(any).or(Some(2));
         }
     }
     let loaded = size.load(subject)?;
     let ranks = loaded.schedule.ranks().len();
     let costs = args.simulation.costs(ranks, "ranks")?;
     let rank_of = loaded.schedule.stage_to_rank().iter();
-    let costs = Costs {
-        forward: share(&loaded, &costs.forward),
-        input: share(&loaded, &costs.input),
-        weight: share(&loaded, &costs.weight),
-        transfer: PerStage(rank_of.map(|rank| costs.transfer.of(*rank)).collect()),
+    let transfer = PerStage(rank_of.map(|rank| costs.transfer.of(*rank)).collect());
+    let slots = args.simulation.slots;
+    let (timeline, estimated) = match model {
+        Some(model) => {
+            let costs = model.share(&loaded.schedule, transfer);
+            (loaded.simulate_at(&costs, slots)?, Some(costs.estimated))
+        }
+        None => {
+            let costs = Costs {
+                forward: share(&loaded, &costs.forward),
+                input: share(&loaded, &costs.input),
+                weight: share(&loaded, &costs.weight),
+                transfer,
+            };
+            (loaded.simulate_at(&costs, slots)?, None)
+        }
     };
-    let timeline = loaded.simulate_at(&costs, args.simulation.slots)?;
-    Ok((loaded, timeline))
+    Ok(Simulated {
+        loaded,
+        timeline,
+        estimated,
+    })
+}
+
+/// The schedule, unless it keeps more than may be kept.
+fn fits(args: &CompareArgs, simulated: Simulated) -> Result<Simulated, Error> {
+    let kept = compared(&simulated).activations;
+    match args.memory.map(Decimal).filter(|most| kept > *most) {
+        None => Ok(simulated),
+        Some(most) => Err(Error::Usage(format!(
+            "{} keeps {kept} activations on a rank, and --memory allows {most}; allow more, or take another schedule",
+            simulated.loaded.name
+        ))),
+    }
 }
 
 /// By stage: its share of what its rank has.
@@ -94,7 +158,8 @@ fn share(loaded: &Loaded, of_rank: &PerStage) -> PerStage {
     PerStage(rank_of.iter().map(share).collect())
 }
 
-fn compared((loaded, timeline): &(Loaded, Timeline)) -> Compared {
+fn compared(simulated: &Simulated) -> Compared {
+    let (loaded, timeline) = (&simulated.loaded, &simulated.timeline);
     let (schedule, part) = (&loaded.schedule, share(loaded, &TICKS.into()));
     let most = |by_rank: &[u64]| Decimal(by_rank.iter().max().copied().unwrap_or(0));
     Compared {
@@ -105,6 +170,7 @@ fn compared((loaded, timeline): &(Loaded, Timeline)) -> Compared {
         activations: most(&schedule.activations(|stage| part.of(stage))),
         undone_weights: most(&schedule.undone_weights(|stage| part.of(stage))),
         slots_per_edge: timeline.report.slots_per_edge,
+        estimated: simulated.estimated.clone(),
     }
 }
 
@@ -112,19 +178,24 @@ impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let slots = self.slots;
         let with = Limits { slots };
-        writeln!(
-            f,
-            "the same work for each rank, {with}; the most of any rank"
-        )?;
+        writeln!(f, "{}, {with}; the most of any rank", self.about)?;
         let heads = "stages    makespan        idle  activations  pending W  slots";
         writeln!(f, "{heads}  schedule")?;
         for of in &self.schedules {
             let (makespan, idle, slots) = (of.makespan, of.idle, of.slots_per_edge);
             let (kept, late) = (of.activations, of.undone_weights);
             write!(f, "{:6}  {makespan:10}  {idle:10}", of.stages)?;
-            writeln!(f, "  {kept:11}  {late:9}  {slots:5}  {}", of.name)?;
+            write!(f, "  {kept:11}  {late:9}  {slots:5}  {}", of.name)?;
+            match of.estimated.as_deref() {
+                None | Some([]) => writeln!(f)?,
+                Some(what) => writeln!(f, " (estimated: {})", what.join(", "))?,
+            }
         }
         let mut left_out = self.left_out.iter();
-        left_out.try_for_each(|why| writeln!(f, "left out: {why}"))
+        left_out.try_for_each(|why| writeln!(f, "left out: {why}"))?;
+        let Some(fastest) = &self.fastest else {
+            return Ok(());
+        };
+        writeln!(f, "fastest: {fastest}")
     }
 }

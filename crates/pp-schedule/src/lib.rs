@@ -2,6 +2,7 @@
 
 mod args;
 mod compare;
+mod model;
 mod need;
 mod plot;
 mod show;

@@ -6,7 +6,9 @@ use std::path::Path;
 
 use pp_contract::FaultKind;
 use pp_job::Error;
-use pp_runtime::schedule::{Costs, Kind, Limits, PerStage, Report, Schedule, TICKS, Timeline};
+use pp_runtime::schedule::{
+    Cost, Costs, Kind, Limits, PerStage, Report, Schedule, TICKS, Timeline,
+};
 use pp_runtime::stage::StageError;
 use serde::{Serialize, Serializer};
 
@@ -162,7 +164,11 @@ impl Loaded {
     }
 
     /// [`Loaded::simulate`], at other costs.
-    pub(super) fn simulate_at(&self, costs: &Costs, slots: Option<u32>) -> Result<Timeline, Error> {
+    pub(super) fn simulate_at(
+        &self,
+        costs: &impl Cost,
+        slots: Option<u32>,
+    ) -> Result<Timeline, Error> {
         let timeline = self.schedule.simulate(costs, Limits { slots });
         timeline.map_err(|flaw| self.refused("simulate schedule", flaw))
     }

@@ -36,6 +36,8 @@ class Verdict:
     finding: dict[str, Any] | None
     # Of each stage the median time of its actions of each kind, in seconds.
     times: dict[int, dict[str, float]]
+    # When each action was at work, by stage and microbatch: start and end of F, of I or B, and of W, in seconds.
+    moments: list[float]
 
 
 class Meeting:

@@ -79,7 +79,7 @@ def settings(
         raise ValueError(f"clip={clip!r}: give the largest norm of all gradients, above 0, or None")
     if schedule.endswith(".csv"):
         with open(schedule, encoding="utf-8") as file:
-            made = _native.Schedule.csv(file.read())
+            made = _native.Schedule.csv(file.read(), schedule)
         if made.microbatches != microbatches:
             raise ValueError(f"microbatches={microbatches}, and {schedule} has {made.microbatches}: give that number")
         has = max(made.rank_of) + 1

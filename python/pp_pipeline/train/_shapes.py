@@ -44,10 +44,17 @@ def is_exchange(names: Any) -> bool:
 
 def exchange_specs(stages: int, microbatches: int, timing: bool) -> Specs:
     """The tensors of an exchange: turn, mode, the squares of each stage, the loss of each microbatch and, if they are measured, the
-    times of the actions of each stage; and a text.
+    times of the actions of each stage, those of a stage beside each other; and a text.
     """
-    times = len(OPS) * stages if timing else 0
+    times = times_of(microbatches) * stages if timing else 0
     return {"numbers": Spec((2 + stages + microbatches + times,), torch.float64), "finding": Spec((FINDING,), torch.uint8)}
+
+
+def times_of(microbatches: int) -> int:
+    """How many times of a stage travel: the median of each kind of actions, and start and end of F, of I or B, and of W of each
+    microbatch.
+    """
+    return len(OPS) + 6 * microbatches
 
 
 def _dtype(spec: Spec) -> torch.dtype:

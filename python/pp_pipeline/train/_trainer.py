@@ -29,8 +29,9 @@ class Trainer:
     gives one number for a microbatch; `reduction` says whether it is a "mean" over its rows, or a "sum". `optimizer(parameters)` and
     `scheduler(optimizer)` are called for each stage. `clip` is the largest norm of all gradients together. `seed` decides all random
     numbers in the stages. With `own_inputs` the rank of stage 0 takes the inputs of its own loop, and with `own_targets` the rank of
-    the last stage its targets; otherwise rank 0 sends its own. `devices`, `stuck_after`, `first_after`, `report` and `command` are
-    those of `Job`. With `timing` the times of all actions are measured, for `times()`.
+    the last stage its targets; otherwise rank 0 sends its own. `devices`, `stuck_after`, `first_after`, `report`, `live`,
+    `live_token_file` and `command` are those of `Job`. With `timing` the times of all actions are measured, for `times()` and the report;
+    `timeline` is then a file for a picture (SVG) of a step beside its simulation.
 
     Every rank runs the same loop over `step`. `close()`, or the end of a `with`, ends the job.
     """
@@ -55,6 +56,9 @@ class Trainer:
         stuck_after: float | None = 600.0,
         first_after: float = 600.0,
         report: str | None = None,
+        timeline: str | None = None,
+        live: str | None = None,
+        live_token_file: str | None = None,
         command: list[str] | None = None,
         timing: bool = False,
     ) -> None:
@@ -62,7 +66,12 @@ class Trainer:
             schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
             reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed,
         )  # fmt: skip
-        self._of_job: dict[str, Any] = dict(devices=devices, stuck_after=stuck_after, first_after=first_after, report=report, command=command)
+        if timeline is not None and not timing:
+            raise ValueError(f"timeline={timeline!r} shows when actions were at work, and that is not measured: give timing=True, too")
+        self._of_job: dict[str, Any] = dict(
+            devices=devices, stuck_after=stuck_after, first_after=first_after, report=report, timeline=timeline, live=live,
+            live_token_file=live_token_file, command=command,
+        )  # fmt: skip
         self._own_inputs, self._own_targets, self._timing = own_inputs, own_targets, timing
         self._turns = self._steps = 0
         self._shapes: Any = None
@@ -86,6 +95,8 @@ class Trainer:
             raise NotFiniteError(step, rank, found["stage"], found["microbatch"], found["tensor"])
         self._steps += 1
         self._verdict = verdict
+        if self._run is not None:
+            self._run.trained(verdict.loss, verdict.moments)
         return verdict.loss
 
     def evaluate(self, batch: Any) -> float:

@@ -86,7 +86,7 @@ class Rank:
             text = bytes(finding.tolist()).rstrip(b"\0")
             found = json.loads(text) if text else None
             norm = norm_of(squares, losses) if own.mode == "train" else None
-            self._verdict = Verdict(loss_of(losses, self.settings.reduction), norm, found, _times_in(times))
+            self._verdict = Verdict(loss_of(losses, self.settings.reduction), norm, found, *_times_in(times, self.settings))
         return self._verdict
 
     def leaves(self, number: int) -> None:
@@ -120,44 +120,66 @@ class Rank:
         return {f"d{at}": spec for at, spec in enumerate(wanted)}
 
 
-def _times_in(numbers: list[float]) -> dict[int, dict[str, float]]:
-    """The times of each stage, as they travelled."""
-    ops = _shapes.OPS
-    of_stage = enumerate(zip(*(iter(numbers),) * len(ops), strict=True))
-    return {number: {op: one for op, one in zip(ops, times, strict=True) if one > 0} for number, times in of_stage}
+def _times_in(numbers: list[float], settings: Settings) -> tuple[dict[int, dict[str, float]], list[float]]:
+    """The times of each stage, as they travelled: medians, and moments."""
+    ops, size = _shapes.OPS, _shapes.times_of(settings.microbatches)
+    stages = [numbers[at : at + size] for at in range(0, len(numbers), size)]
+    medians = {number: {op: one for op, one in zip(ops, of, strict=False) if one > 0} for number, of in enumerate(stages)}
+    return medians, [moment for of in stages for moment in of[len(ops) :]]
 
 
 class Times:
-    """How long the actions of this rank's stages took: on a CPU by its clock, on a GPU by events of its stream."""
+    """When the actions of this rank's stages were at work: on a CPU by its clock, on a GPU by events of its stream."""
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, str], deque[float]] = {}
-        self._events: list[tuple[int, str, Any, Any]] = []
+        # Of the latest step, by stage, kind and microbatch.
+        self._moments: dict[tuple[int, str, int], tuple[float, float]] = {}
+        self._events: list[tuple[int, str, int, Any, Any]] = []
+        # An event, and when it was.
+        self._base: tuple[Any, float] | None = None
 
     @contextmanager
-    def of(self, stage: ModelStage, op: str) -> Iterator[None]:
+    def of(self, stage: ModelStage, op: str, microbatch: int) -> Iterator[None]:
         """Measures what a stage does within a `with`."""
         if stage.device.type == "cuda":
+            if self._base is None:
+                base = torch.cuda.Event(enable_timing=True)
+                base.record()
+                base.synchronize()
+                self._base = base, time.perf_counter()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             yield
             end.record()
-            self._events.append((stage.number, op, start, end))
+            self._events.append((stage.number, op, microbatch, start, end))
         else:
             begun = time.perf_counter()
             yield
-            self._add(stage.number, op, time.perf_counter() - begun)
+            self._add(stage.number, op, microbatch, begun, time.perf_counter())
 
-    def _add(self, number: int, op: str, seconds: float) -> None:
-        self._seconds.setdefault((number, op), deque(maxlen=1000)).append(seconds)
+    def _add(self, number: int, op: str, microbatch: int, begun: float, ended: float) -> None:
+        self._seconds.setdefault((number, op), deque(maxlen=1000)).append(ended - begun)
+        self._moments[number, op, microbatch] = begun, ended
 
-    def medians(self, number: int) -> list[float]:
-        """The median of each kind of actions of a stage; 0 of a kind that it does not have. Waits for a GPU."""
-        for stage, op, start, end in self._events:
+    def told(self, number: int, microbatches: int) -> list[float]:
+        """What travels of a stage: the median of each kind of its actions, 0 of a kind that it does not have, and their moments in
+        the latest step. Waits for a GPU.
+        """
+        for stage, op, microbatch, start, end in self._events:
+            assert self._base is not None
+            base, at = self._base
             end.synchronize()
-            self._add(stage, op, start.elapsed_time(end) / 1e3)
+            self._add(stage, op, microbatch, *(at + base.elapsed_time(event) / 1e3 for event in (start, end)))
         self._events.clear()
-        return [statistics.median(self._seconds.get((number, op), [0.0])) for op in _shapes.OPS]
+        # Of one long ago an event is told less exactly.
+        self._base = None
+        told = [statistics.median(self._seconds.get((number, op), [0.0])) for op in _shapes.OPS]
+        for microbatch in range(microbatches):
+            for ops in ("F", "IB", "W"):
+                known = (self._moments.get((number, op, microbatch)) for op in ops)
+                told.extend(next((moment for moment in known if moment is not None), (0.0, 0.0)))
+        return told
 
 
 class _Work:
@@ -187,12 +209,13 @@ class _Work:
         if microbatch == self.of.settings.microbatches:
             self.exchange(number, turn, chunk, out)
         else:
-            with self._timed(turn, "F" if self.is_forward else "I" if self.of.splits(self.number, microbatch) else "B"):
+            op = "F" if self.is_forward else "I" if self.of.splits(self.number, microbatch) else "B"
+            with self._timed(turn, op, microbatch):
                 self.work(turn, microbatch, chunk, out)
 
-    def _timed(self, turn: Turn, op: str) -> AbstractContextManager[None]:
+    def _timed(self, turn: Turn, op: str, microbatch: int) -> AbstractContextManager[None]:
         times = self.of.times
-        return times.of(self.stage, op) if times is not None and turn.mode == "train" else nullcontext()
+        return times.of(self.stage, op, microbatch) if times is not None and turn.mode == "train" else nullcontext()
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         raise NotImplementedError
@@ -253,9 +276,9 @@ class Forward(_Work):
             losses = [stage.losses[microbatch].double().reshape(()) for microbatch in range(settings.microbatches)]
             numbers[2 + settings.count :][: settings.microbatches].copy_(torch.stack(losses))
         if self.of.times is not None:
-            at = 2 + settings.count + settings.microbatches + len(_shapes.OPS) * self.number
-            medians = torch.tensor(self.of.times.medians(self.number), dtype=torch.float64)
-            numbers[at : at + len(_shapes.OPS)].copy_(medians)
+            told = torch.tensor(self.of.times.told(self.number, settings.microbatches), dtype=torch.float64)
+            at = 2 + settings.count + settings.microbatches + len(told) * self.number
+            numbers[at : at + len(told)].copy_(told)
         if turn.mode == "look" and stage.finding is not None:
             self._add(finding, stage.finding)
 
@@ -305,7 +328,7 @@ class Backward(_Work):
         turn = self.of.turn(number)
         if microbatch < self.of.settings.microbatches:
             if turn.mode != "evaluate":
-                with self._timed(turn, "W"):
+                with self._timed(turn, "W", microbatch):
                     self.stage.backward_weight(microbatch, turn.mode == "look")
             return
         assert self._ended is not None

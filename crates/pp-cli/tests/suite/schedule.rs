@@ -312,6 +312,150 @@ fn schedules_are_compared_with_the_same_work_for_each_rank() {
     assert_eq!(svg.matches(" with any number of slots · ").count(), 9);
 }
 
+/// A report of a training, with F, I, W and B of each stage.
+fn report(ranks: u32, schedule: &str, stages: &[[Value; 4]]) -> Vec<u8> {
+    let stage = |(stage, [f, i, w, b]): (usize, &[Value; 4])| json!({"stage": stage, "rank": 0, "forward_ms": f, "input_ms": i, "weight_ms": w, "backward_ms": b});
+    let stages: Vec<_> = stages.iter().enumerate().map(stage).collect();
+    let training = json!({
+        "schedule": schedule, "ranks": ranks, "microbatches": 4, "steps": 9, "loss": 0.5, "stages": stages, "step_ms": null,
+        "step_simulated_ms": null, "bubble": null, "bubble_simulated": null, "cause": null
+    });
+    json!({"measures": {"training": training}})
+        .to_string()
+        .into_bytes()
+}
+
+#[test]
+fn schedules_are_compared_for_the_stages_of_a_training() {
+    let folder = folder("schedule_from");
+    let in_parts = [[3, 0, 7], [4, 2, 3], [5, 3, 2], [6, 1, 2]];
+    let in_parts = in_parts.map(|[f, i, w]| [json!(f), json!(i), json!(w), Value::Null]);
+    let whole = [[3, 8], [4, 6]].map(|[f, b]| [json!(f), Value::Null, Value::Null, json!(b)]);
+    let reports = [
+        folder.write("parts.json", &report(2, "zbv", &in_parts)),
+        folder.write("whole.json", &report(2, "1f1b", &whole)),
+    ];
+    let [parts, whole] = reports.each_ref().map(|path| path.to_str().unwrap());
+    // The schedule, what its stages then take, and what of that was not measured.
+    for (from, name, costs, estimated) in [
+        (
+            parts,
+            "zbv",
+            "--forward 3,4,5,6 --input 0,2,3,1 --weight 7,3,2,2",
+            json!([]),
+        ),
+        (
+            parts,
+            "interleaved",
+            "--stages-per-rank 2 --forward 3,4,5,6 --input 0,2,3,1 --weight 7,3,2,2",
+            json!(["B"]),
+        ),
+        (
+            parts,
+            "zb-h1",
+            "--forward 7,11 --input 0,4 --weight 12,4",
+            json!(["split"]),
+        ),
+        (
+            whole,
+            "gpipe",
+            "--forward 3,4 --input 0,0 --weight 8,6",
+            json!([]),
+        ),
+        (
+            whole,
+            "zb-h1",
+            "--forward 3,4 --input 0,3 --weight 8,3",
+            json!(["I and W"]),
+        ),
+        (
+            whole,
+            "zbv",
+            "--forward 1.5,1.5,2,2 --input 0,2,1.5,1.5 --weight 4,2,1.5,1.5",
+            json!(["split"]),
+        ),
+    ] {
+        for microbatches in ["4", "12"] {
+            let compare = [
+                "compare",
+                name,
+                "--from",
+                from,
+                "--microbatches",
+                microbatches,
+            ];
+            let alone = [
+                "simulate",
+                name,
+                "--ranks",
+                "2",
+                "--microbatches",
+                microbatches,
+            ];
+            let (compared, alone) = (
+                json_of(&compare),
+                json_of(&[&alone[..], &words(costs)].concat()),
+            );
+            let of = &compared["schedules"][0];
+            assert_eq!(of["makespan"], alone["makespan"], "{name} from {from}");
+            assert_eq!(
+                (&of["estimated"], &compared["fastest"]),
+                (&estimated, &json!(name)),
+                "{from}"
+            );
+        }
+    }
+    let all = text(&["compare", "--from", parts, "--memory", "3"]);
+    let kept = "left out: gpipe keeps 4 activations on a rank, and --memory allows 3";
+    assert_has(
+        &all,
+        &[
+            "parts.json: 4 stages on 2 ranks by zbv, times in ms",
+            kept,
+            "  1f1b (estimated: split)\n",
+        ],
+    );
+    let compared = json_of(&["compare", "--from", parts]);
+    let makespan = |of: &Value| of["makespan"].as_f64().unwrap();
+    let rows = compared["schedules"].as_array().unwrap();
+    let least = rows.iter().map(makespan).reduce(f64::min).unwrap();
+    let fastest = rows
+        .iter()
+        .find(|of| of["name"] == compared["fastest"])
+        .unwrap();
+    assert_eq!((makespan(fastest), rows.len()), (least, Kind::ALL.len()));
+    assert!(
+        all.ends_with(&format!(
+            "fastest: {}\n",
+            compared["fastest"].as_str().unwrap()
+        )),
+        "{all}"
+    );
+}
+
+#[test]
+fn a_report_without_times_of_a_training_is_refused_with_the_remedy() {
+    let folder = folder("schedule_from_bad");
+    let unknown = [const { Value::Null }; 4];
+    let plain = br#"{"schema": 2, "measures": {}}"#;
+    for (file, code, told) in [
+        (
+            &report(2, "zbv", &[unknown])[..],
+            3,
+            &["not measured", "timing=True"][..],
+        ),
+        (plain, 3, &["did not train", "Trainer"]),
+        (b"{", 3, &["no report"]),
+    ] {
+        let path = folder.write("bad.json", file);
+        let ended = schedule(&["compare", "--from", path.to_str().unwrap()]);
+        ended.failed(code, &[&["bad.json"], told].concat());
+    }
+    schedule(&["compare", "--from", "missing.json"]).failed(4, &["missing.json"]);
+    let both = words("compare --from missing.json --forward 3");
+    schedule(&both).failed(2, &["--from", "--forward"]);
+}
+
 #[test]
 fn the_pages_show_what_the_commands_print() {
     const PAGE: &str = concat!(

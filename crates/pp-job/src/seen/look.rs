@@ -10,7 +10,7 @@ use pp_transport::control::Vitals;
 
 use super::snapshot::{
     AboutJob, ChunkView, FaultView, HowEnded, JobState, RankView, RecentFigures, RestartView,
-    RunTotals, Snapshot, StageView,
+    RunTotals, Snapshot, StageView, TrainingView,
 };
 use crate::shared::SharedDevice;
 
@@ -28,6 +28,7 @@ pub(super) struct Facts<'a> {
     pub(super) shared: Vec<SharedDevice>,
     pub(super) vitals: BTreeMap<Rank, (Vitals, u64)>,
     pub(super) lost_records: u64,
+    pub(super) training: Option<TrainingView>,
     pub(super) thumbnails: [bool; 2],
 }
 
@@ -75,6 +76,7 @@ pub(super) fn snapshot(facts: &Facts<'_>, kept: &Recorder, recent: &Recorder) ->
             .map(|record| chunk(facts.pipeline, record))
             .collect(),
         thumbnails: facts.thumbnails,
+        training: facts.training.clone(),
     }
 }
 

@@ -3,6 +3,7 @@
 //! Keys are those of the report (docs/report.md) where the report has the figure. Every list is bounded: by the stages and
 //! ranks of the pipeline, by [`Snapshot::CHUNKS`] or by [`Snapshot::RESTARTS`].
 
+use pp_runtime::report::Training;
 use serde::{Deserialize, Serialize};
 
 /// What a job looked like at one moment. Moments that end in `_ns` are of the monotonic clock of rank 0; a figure that is
@@ -35,6 +36,8 @@ pub struct Snapshot {
     pub timeline: Vec<ChunkView>,
     /// Says whether there are pictures to ask for: before the pipeline, and after it.
     pub thumbnails: [bool; 2],
+    /// How far the training is; none in a job that does not train.
+    pub training: Option<TrainingView>,
 }
 
 impl Snapshot {
@@ -225,6 +228,32 @@ pub struct FaultView {
     pub operation: String,
     /// All of it, in one line.
     pub sentence: String,
+}
+
+/// How far a training is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrainingView {
+    /// The name of the schedule.
+    pub schedule: String,
+    /// Steps that moved the weights.
+    pub steps: u64,
+    /// The loss of the last one.
+    pub loss: Option<f64>,
+    /// The share of the time of all ranks in the last one in which none of their actions was at work; none where actions are
+    /// not measured.
+    pub bubble: Option<f64>,
+}
+
+impl From<&Training> for TrainingView {
+    fn from(training: &Training) -> Self {
+        let (steps, loss) = training.progress();
+        Self {
+            schedule: training.name().into(),
+            steps,
+            loss,
+            bubble: training.last_bubble(),
+        }
+    }
 }
 
 /// A chunk of the timeline.

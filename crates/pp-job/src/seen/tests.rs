@@ -6,8 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use pp_runtime::report::Training;
+use pp_runtime::schedule::{Kind, Schedule};
 use pp_testing::Folder;
 use rustix::process::{Uid, getuid};
+use serde_json::{Value, json};
 
 use super::socket::{CLIENTS, Serving, bind};
 use super::vitals::Signs;
@@ -157,4 +160,33 @@ fn pictures_are_wanted_while_somebody_looks_and_not_twice_at_once() {
     assert_eq!(viewer.snapshot().thumbnails, [false, true]);
     drop(watching);
     assert!(!viewer.is_watched());
+}
+
+#[test]
+fn a_training_is_seen_with_its_loss_and_bubble_and_is_in_the_report() {
+    let viewer = viewer();
+    viewer.trained(1.0, &[]);
+    assert!(viewer.snapshot().training.is_none() && viewer.training().is_none());
+    let schedule = Schedule::build(Kind::GPipe, 2, 1, 1).unwrap();
+    viewer.trains(Training::new("gpipe", &schedule));
+    viewer.trained(1.0, &[]);
+    let seen = viewer.snapshot().training.unwrap();
+    assert_eq!((seen.steps, seen.loss, seen.bubble), (1, Some(1.0), None));
+    // F of stage 0 and 1, B of stage 1 and 0: each a second, so that each rank is idle for half of the time.
+    let seconds = [1.0, 2.0, 4.0, 5.0, 0.0, 0.0, 2.0, 3.0, 3.0, 4.0, 0.0, 0.0];
+    viewer.trained(0.5, &seconds);
+    let seen = viewer.snapshot().training.unwrap();
+    assert_eq!(
+        (seen.steps, seen.loss, seen.bubble),
+        (2, Some(0.5), Some(0.5))
+    );
+    let mut report = Vec::new();
+    viewer.write_report(&mut report).unwrap();
+    let report: Value = serde_json::from_slice(&report).unwrap();
+    let training = &report["measures"]["training"];
+    assert_eq!(
+        (&training["step_ms"], &training["bubble"]),
+        (&json!(4000.0), &json!(0.5))
+    );
+    assert_eq!(training["stages"][1]["backward_ms"], 1000.0);
 }

@@ -16,13 +16,15 @@ use std::{fmt, io};
 use pp_contract::{Fault, Pipeline, Rank};
 use pp_runtime::clock::now_ns;
 use pp_runtime::driver::Tap;
-use pp_runtime::report::{ChunkRecord, Measures, Recorder, Restart, default_warm_up, write_json};
+use pp_runtime::report::{
+    ChunkRecord, Measures, Recorder, Restart, Training, default_warm_up, write_json,
+};
 use pp_runtime::switch::Switch;
 use pp_transport::control::Vitals;
 use serde::Serialize;
 
 use super::look::{self, Facts};
-use super::snapshot::{AboutJob, HowEnded, JobState, Snapshot, Thumb, Thumbnail};
+use super::snapshot::{AboutJob, HowEnded, JobState, Snapshot, Thumb, Thumbnail, TrainingView};
 use super::vitals::{Signs, lock};
 use crate::error::Error;
 use crate::shared::SharedDevice;
@@ -56,6 +58,8 @@ struct Inner {
     signs: Signs,
     /// Held for assignments alone.
     thumbnails: Mutex<[Option<Arc<Thumbnail>>; 2]>,
+    /// Held by those who look, and by the program between two steps.
+    training: Mutex<Option<Training>>,
     /// When each was set last.
     pictured_ns: [AtomicU64; 2],
 }
@@ -112,6 +116,7 @@ impl Viewer {
             watching: AtomicU32::new(0),
             signs,
             thumbnails: Mutex::default(),
+            training: Mutex::default(),
             pictured_ns: Default::default(),
             pipeline,
         }))
@@ -127,7 +132,8 @@ impl Viewer {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let window = self.drained();
-        let facts = self.facts();
+        let mut facts = self.facts();
+        facts.training = lock(&self.0.training).as_ref().map(TrainingView::from);
         look::snapshot(&facts, &window.kept, &window.recent)
     }
 
@@ -159,7 +165,8 @@ impl Viewer {
             lost_records: facts.lost_records,
         };
         let warm_up = default_warm_up(window.kept.totals().chunks);
-        let measures = Measures::of(&window.kept, warm_up, &facts.restarts);
+        let mut measures = Measures::of(&window.kept, warm_up, &facts.restarts);
+        measures.training = self.training().map(|training| training.measures());
         let mut report = Vec::new();
         write_json(&mut report, &run, &measures, &window.kept)?;
         // A writer that waits must hold up nobody else who looks.
@@ -209,6 +216,24 @@ impl Viewer {
     #[must_use]
     pub fn thumbnail(&self, which: Thumb) -> Option<Arc<Thumbnail>> {
         lock(&self.0.thumbnails)[which as usize].clone()
+    }
+
+    /// The job trains; in a job that is not told so, [`Viewer::trained`] does nothing.
+    pub fn trains(&self, training: Training) {
+        *lock(&self.0.training) = Some(training);
+    }
+
+    /// Takes in a step of the training, as [`Training::step`] does.
+    pub fn trained(&self, loss: f64, seconds: &[f64]) {
+        if let Some(training) = &mut *lock(&self.0.training) {
+            training.step(loss, seconds);
+        }
+    }
+
+    /// The training until now, if the job trains.
+    #[must_use]
+    pub fn training(&self) -> Option<Training> {
+        lock(&self.0.training).clone()
     }
 
     /// What the driver gives the records to.
@@ -340,6 +365,7 @@ impl Viewer {
             shared: life.shared.clone(),
             vitals: life.vitals.clone(),
             lost_records: inner.tap.lost(),
+            training: None,
             thumbnails: [Thumb::Before, Thumb::After].map(|which| self.thumbnail(which).is_some()),
         }
     }

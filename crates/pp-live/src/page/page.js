@@ -49,7 +49,7 @@ const showHead = (seen) => {
   $('fault').hidden = sentence === '';
 };
 
-const showFigures = ({ totals, recent, job }) => {
+const showFigures = ({ totals, recent, job, training }) => {
   const slowest = recent.slowest_stage === null ? '' : `slowest stage ${recent.slowest_stage}: ${ms(recent.slowest_stage_ms)}`;
   const queues = `${count(recent.source_queue)} / ${count(recent.sink_queue)}`;
   const rows = [
@@ -64,6 +64,10 @@ const showFigures = ({ totals, recent, job }) => {
     ['saved', 'Steps saved', count(totals.steps_saved), ''],
     ['restarted-times', 'Restarts', count(totals.restarts), `of ${count(job.restarts_allowed)} allowed`, totals.restarts > 0],
   ];
+  if (training) {
+    rows.unshift(['loss', 'Loss', known(training.loss, (v) => v.toPrecision(4)), `step ${count(training.steps)}`],
+      ['bubble', 'Bubble', percent(training.bubble), training.schedule]);
+  }
   if (totals.lost_records > 0) rows.push(['unseen', 'Not seen', count(totals.lost_records), 'chunks that these figures miss', true]);
   $('figures').replaceChildren(...rows.map(([id, name, value, note, isBad]) => node('div', { id, ...(isBad ? { class: 'bad' } : {}) },
     node('dt', {}, name), node('dd', {}, value, node('small', {}, note)))));

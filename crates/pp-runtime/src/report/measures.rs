@@ -2,6 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
+use super::TrainingMeasures;
 use super::far::FAR;
 
 /// A stage of the pipeline.
@@ -121,6 +122,9 @@ pub struct Measures {
     pub sink_queue_max: Option<u32>,
     /// Median payload that the source sent, per chunk.
     pub source_bytes: Option<u64>,
+    /// How the job trained, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub training: Option<TrainingMeasures>,
 }
 
 /// Why a ratio is not given.

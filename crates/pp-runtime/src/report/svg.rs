@@ -14,7 +14,8 @@ use super::text::{Latency, Period, Ratio};
 use super::{ChunkRecord, Measures, Recorder, Restart, View};
 use frame::{LANE_GAP, TOP, escape, write_axis, write_head, write_legend};
 use lane::Lane;
-use scale::{Scale, millis};
+use scale::Scale;
+pub(super) use scale::millis;
 
 mod frame;
 mod lane;
@@ -22,6 +23,7 @@ mod scale;
 mod schedule;
 
 pub use schedule::write_schedules_svg;
+pub(super) use schedule::write_step_svg;
 
 const LEGEND: [(&str, &str); 4] = [
     ("transfer", "transfer"),

@@ -5,12 +5,15 @@ use std::io::{self, Write};
 
 use super::{Measures, RankMeasures, StageMeasures};
 
-/// Writes the summary: six short lines, one more for each group, and more where a ratio is not given or the times look like
+/// Writes the summary: six short lines, one more for a training and for each group, and more where a ratio is not given or the times look like
 /// a scheduling fault.
 ///
 /// # Errors
 /// Whatever `out` returns.
 pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
+    if let Some(training) = &m.training {
+        writeln!(out, "training     {training}")?;
+    }
     writeln!(
         out,
         "chunks       {} ({}), {:.1} frames/s from the first build to the last frame out in {:.2} s, \

@@ -36,8 +36,8 @@ pub(super) struct Lane {
     pub(super) bars: Vec<Bar>,
     /// Rows of an edge; 0 for a lane of stages, whose rows are tall, with the waits of the rank hatched over all of them.
     pub(super) rows: usize,
-    /// What is idle at the end is hatched until then.
-    pub(super) until: u64,
+    /// What is idle is hatched until then, if at all.
+    pub(super) until: Option<u64>,
 }
 
 impl Lane {
@@ -80,7 +80,7 @@ impl Lane {
             names,
             bars,
             rows: 0,
-            until: scale.to,
+            until: Some(scale.to),
         }
     }
 
@@ -130,7 +130,7 @@ impl Lane {
             }],
             bars,
             rows: row_ends.len().max(1),
-            until: scale.to,
+            until: None,
         }
     }
 
@@ -167,8 +167,8 @@ impl Lane {
                 x = LEFT - 10.0
             )?;
         }
-        if self.rows == 0 {
-            self.draw_waits(out, scale, y)?;
+        if let Some(until) = self.until {
+            self.draw_waits(out, scale, y, until)?;
         }
         for bar in &self.bars {
             bar.draw(out, scale, y, self.rows)?;
@@ -177,10 +177,16 @@ impl Lane {
     }
 
     /// Hatches what lies between the works of the rank.
-    fn draw_waits(&self, out: &mut impl Write, scale: &Scale, y: f64) -> io::Result<()> {
+    fn draw_waits(
+        &self,
+        out: &mut impl Write,
+        scale: &Scale,
+        y: f64,
+        until: u64,
+    ) -> io::Result<()> {
         let mut free_from = scale.from;
         let bars = self.bars.iter().map(|bar| (bar.from, bar.to));
-        for (from, to) in bars.chain([(self.until, self.until)]) {
+        for (from, to) in bars.chain([(until, until)]) {
             let (x0, x1) = (scale.x(free_from), scale.x(from));
             if from > free_from && x1 - x0 >= 1.0 {
                 let waited = scale.unit.length(from - free_from);

@@ -1,7 +1,7 @@
-//! Training schedules as an SVG picture: what each rank does, over simulated time.
+//! Training schedules as an SVG picture: what each rank does, over simulated time or as a run measured it.
 //!
 //! A lane for each rank, with a row for each of its stages. A computation is a bar with its microbatch's number, an
-//! overlapped pair is two bars, and the time in which the rank waits is hatched.
+//! overlapped pair is two bars. The time in which the rank waits is hatched, or empty beside a run.
 
 use std::io::{self, Write};
 
@@ -31,15 +31,43 @@ pub fn write_schedules_svg(
     title: &str,
     all: &[(&str, &Schedule, &Timeline)],
 ) -> io::Result<()> {
+    let time = "time in the unit of the costs";
+    write(out, title, time, Unit::Tick, all)
+}
+
+/// Draws a step as it was run, and its simulation below it, with times in nanoseconds. What is idle stays empty.
+pub(in crate::report) fn write_step_svg(
+    out: &mut impl Write,
+    (title, line): (&str, &str),
+    schedule: &Schedule,
+    [run, simulated]: &[Timeline; 2],
+) -> io::Result<()> {
+    let all = [
+        ("measured", schedule, run),
+        ("simulated", schedule, simulated),
+    ];
+    write(out, title, line, Unit::Nanosecond, &all)
+}
+
+fn write(
+    out: &mut impl Write,
+    title: &str,
+    line: &str,
+    unit: Unit,
+    all: &[(&str, &Schedule, &Timeline)],
+) -> io::Result<()> {
+    let is_simulated = matches!(unit, Unit::Tick);
     let longest = all.iter().map(|(_, _, timeline)| timeline.makespan).max();
     let scale = Scale {
         from: 0,
         to: longest.unwrap_or(0).max(1),
-        unit: Unit::Tick,
+        unit,
     };
     let lanes = |(_, schedule, timeline): &(&str, &Schedule, &Timeline)| -> Vec<Lane> {
         let ranks = 0..schedule.ranks().len();
-        ranks.map(|rank| lane(schedule, timeline, rank)).collect()
+        let until = is_simulated.then_some(timeline.makespan);
+        let lane = |rank| lane(schedule, timeline, rank, until);
+        ranks.map(lane).collect()
     };
     let pictures: Vec<Vec<Lane>> = all.iter().map(lanes).collect();
     let lanes = pictures.iter().flatten();
@@ -47,7 +75,7 @@ pub fn write_schedules_svg(
         lanes.map(|lane| lane.height() + LANE_GAP).sum::<f64>() + CAPTION * all.len() as f64;
     let lines = [
         "a lane for each rank, a row for each stage".into(),
-        "time in the unit of the costs".into(),
+        escape(line),
     ];
     write_head(out, TOP + height + 40.0, title, &lines)?;
     let mut legend: Vec<_> = LEGEND
@@ -61,12 +89,12 @@ pub fn write_schedules_svg(
         })
         .map(|&(_, class, label)| (class, label))
         .collect();
-    legend.push(("idle", "idle"));
+    legend.extend(is_simulated.then_some(("idle", "idle")));
     write_legend(out, &legend, "numbers are microbatches")?;
     write_axis(out, &scale, TOP + height)?;
     let mut y = TOP;
     for (drawn, lanes) in all.iter().zip(&pictures) {
-        let (text, at) = (escape(&caption(drawn)), y + CAPTION - 10.0);
+        let (text, at) = (escape(&caption(drawn, unit)), y + CAPTION - 10.0);
         writeln!(out, "<text x=\"20\" y=\"{at}\">{text}</text>")?;
         y += CAPTION;
         for lane in lanes {
@@ -78,12 +106,12 @@ pub fn write_schedules_svg(
 }
 
 /// The figures of a schedule.
-fn caption((name, schedule, timeline): &(&str, &Schedule, &Timeline)) -> String {
+fn caption((name, schedule, timeline): &(&str, &Schedule, &Timeline), unit: Unit) -> String {
     let idle = timeline.idle.iter();
     let [least, most] = [idle.clone().min(), idle.max()];
-    let [least, most] = [least, most].map(|idle| Unit::Tick.mark(idle.copied().unwrap_or(0)));
+    let [least, most] = [least, most].map(|idle| unit.length(idle.copied().unwrap_or(0)));
     let idle = match least == most {
-        true => format!("{least}"),
+        true => least,
         false => format!("{least} to {most}"),
     };
     format!(
@@ -91,14 +119,14 @@ fn caption((name, schedule, timeline): &(&str, &Schedule, &Timeline)) -> String 
         schedule.ranks().len(),
         schedule.stages(),
         schedule.microbatches(),
-        Unit::Tick.mark(timeline.makespan),
+        unit.length(timeline.makespan),
         timeline.limits,
         Limits::slots(timeline.report.slots_per_edge)
     )
 }
 
 /// The stages of a rank, a row for each.
-fn lane(schedule: &Schedule, timeline: &Timeline, rank: usize) -> Lane {
+fn lane(schedule: &Schedule, timeline: &Timeline, rank: usize, until: Option<u64>) -> Lane {
     let stages: Vec<u32> = (0..schedule.stages())
         .filter(|&stage| schedule.stage_to_rank()[stage as usize] as usize == rank)
         .collect();
@@ -136,6 +164,6 @@ fn lane(schedule: &Schedule, timeline: &Timeline, rank: usize) -> Lane {
         names,
         bars,
         rows: 0,
-        until: timeline.makespan,
+        until,
     }
 }
