@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -158,12 +159,20 @@ if __name__ == "__main__":
 
 def test_the_example_learns(tmp_path: Path) -> None:
     # From end to end: the trained parts of both ranks come together, and say what they gain.
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "train_denoiser.py", "--steps", "200", "--weights", tmp_path],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "PP_FLIGHT_OPS": "0"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"loss (\S+),", done.stdout)]
-    assert len(losses) == 20 and losses[-1] < 0.9 * losses[0], done.stdout
-    gains = re.findall(r"(\S+) dB with noise, (\S+) dB denoised", done.stdout)
-    assert len(gains) == 2 and all(float(after) > float(before) for before, after in gains), done.stdout
+    def run(*more: str) -> str:
+        command = [sys.executable, str(EXAMPLES / "train_denoiser.py"), "--steps", "200", "--weights", str(tmp_path), *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "PP_FLIGHT_OPS": "0"})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    out = run()
+    losses = [float(loss) for loss in re.findall(r"loss (\S+), \d+ patches/s, bubble \d+%, \d+ MB", out)]
+    assert len(losses) == 20 and losses[-1] < 0.9 * losses[0], out
+    gains = re.findall(r"\S+ dB with noise.*", out)
+    assert len(gains) == 2 and all(float(gain.split()[-2]) > 0 for gain in gains), out
+    assert (tmp_path / "losses.svg").read_text().count(",") == 200
+    # From the middle, and from the end: the same network.
+    shutil.rmtree(tmp_path / "step-200")
+    again, only_read = run("--resume"), run("--resume")
+    assert "step 110:" in again and "step 100:" not in again and "step" not in only_read, again + only_read
+    assert [re.findall(r"\S+ dB with noise.*", text) for text in (again, only_read)] == [gains] * 2, again + only_read
