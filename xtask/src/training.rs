@@ -34,7 +34,11 @@ pub(crate) fn run() -> Result<()> {
     let pp = build_pp()?;
     denoiser(&mut program("examples/python/train_denoiser.py"), &pp)?;
     for case in ["simulate", "host", "memory", "torch"] {
-        run_command(program("python/bench/train.py").args([case, "--pp"]).arg(&pp))?;
+        run_command(
+            program("python/bench/train.py")
+                .args([case, "--pp"])
+                .arg(&pp),
+        )?;
     }
     Ok(())
 }
@@ -45,8 +49,16 @@ fn pictures(python: &Path) -> Result<std::path::PathBuf> {
     let mut install = command(python);
     install.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:"]);
     install.args(["--upgrade", "--constraint", "python/requirements-test.txt"]);
-    install.args(["--requirement", "python/requirements-pictures.txt", "--target"]);
-    run_command(install.arg(&folder).env("PIP_DISABLE_PIP_VERSION_CHECK", "1"))?;
+    install.args([
+        "--requirement",
+        "python/requirements-pictures.txt",
+        "--target",
+    ]);
+    run_command(
+        install
+            .arg(&folder)
+            .env("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
+    )?;
     Ok(folder)
 }
 
