@@ -2,7 +2,8 @@
 
 `simulate` runs each schedule on two ranks of one thread, and compares a step with `pp schedule simulate` for the run's own times of the
 actions. `host` gives what an action costs on one rank beside the same calls of PyTorch. `torch` trains the same modules with
-torch.distributed.pipelining over gloo, in turn.
+torch.distributed.pipelining over gloo, in turn. `memory` compares the most memory of a rank with what its schedule holds at once.
+`host` and `memory` take `--device cuda:0`.
 """
 
 from __future__ import annotations
@@ -21,21 +22,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from pp_pipeline import train
+from pp_pipeline import _native, train
+from pp_pipeline.train import _backward
 
 ROOT = Path(__file__).parents[2]
 KINDS = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "interleaved-zb": 2, "zbv": 2}
 """The schedules that are measured, and their stages a rank."""
 MICROBATCHES, ROWS, WIDTH, WARM_UP = 8, 64, 512, 2
+LARGE = 512, 256, 40
+"""Rows, width and layers where memory is measured: most of it is activations."""
 
 
-def stage(layers: int) -> nn.Module:
-    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(layers)))
+def stage(layers: int, width: int = WIDTH) -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)))
 
 
-def batch() -> Any:
+def batch(rows: int = ROWS, width: int = WIDTH, device: str = "cpu") -> Any:
     made = torch.Generator().manual_seed(1)
-    return tuple(torch.randn(MICROBATCHES * ROWS, WIDTH, generator=made) for _ in range(2))
+    return tuple(torch.randn(MICROBATCHES * rows, width, generator=made).to(device) for _ in range(2))
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:
@@ -95,20 +99,23 @@ def theirs(args: argparse.Namespace) -> None:
     torch.distributed.destroy_process_group()
 
 
-def measured(case: str, kind: str, layers: int, steps: int) -> Any:
-    """Runs this file on two ranks of one thread. Gives what rank 0 has measured."""
-    command = [sys.executable, __file__, case, "--kind", kind, "--layers", str(layers), "--steps", str(steps)]
+def measured(case: str, kind: str, layers: int, steps: int, device: str = "cpu") -> list[Any]:
+    """Runs this file on two ranks of one thread. Gives what they have measured."""
+    command = [sys.executable, __file__, case, "--kind", kind, "--layers", str(layers), "--steps", str(steps), "--device", device]
     world: dict[str, str] = {}
-    if case == "theirs":
+    if case != "ours":
         with socket.socket() as own:
             own.bind(("127.0.0.1", 0))
             world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own.getsockname()[1])}
+    if case == "kept":
+        # Large tensors go back to the system at once.
+        world |= {"PP_JOB_SECRET": "0123456789abcdef" * 2, "MALLOC_MMAP_THRESHOLD_": "65536"}
     ranks = [{**world, "RANK": str(rank)} for rank in range(2)] if world else [{}]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **own}) for own in ranks]
     said = [one.communicate()[0] for one in started]
     if any(one.returncode for one in started):
         sys.exit(f"{case} {kind} failed")
-    return json.loads(next(line for line in "".join(said).splitlines() if line.startswith('{"steps"')))
+    return [json.loads(line) for line in "".join(said).splitlines() if line.startswith("{")]
 
 
 def simulated(program: str, kind: str, times: dict[str, dict[str, float]]) -> float:
@@ -134,19 +141,24 @@ def simulate(args: argparse.Namespace) -> None:
     for kind in KINDS:
         rows = []
         for _ in range(args.times):
-            run = measured("ours", kind, layers, args.steps)
+            run = measured("ours", kind, layers, args.steps)[0]
             step, ideal = statistics.median(run["steps"]), simulated(args.pp, kind, run["times"])
             rows.append((step / ideal, step, ideal))
         ratio, step, ideal = sorted(rows)[len(rows) // 2]
         print(f"{kind:<16}{step:>10.3f}{ideal:>11.3f}{ratio:>8.3f}", flush=True)
 
 
+def settle(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
 def host(args: argparse.Namespace) -> None:
-    count, x = 64, torch.randn(64, 8)
+    count, x = 64, torch.randn(64, 8, device=args.device)
     terms = dict(ranks=1, microbatches=count, stages=lambda _: nn.Linear(8, 8), loss=nn.functional.mse_loss, optimizer=sgd)
-    with train.Trainer("gpipe", **terms) as trainer:  # type: ignore[arg-type]
+    with train.Trainer("gpipe", devices=[args.device], **terms) as trainer:  # type: ignore[arg-type]
         whole = steps_of(lambda: trainer.step((x, x)), args.times * 10)
-    own = nn.Linear(8, 8)
+    own = nn.Linear(8, 8).to(args.device)
     optimizer = sgd(own.parameters())
 
     def plain() -> None:
@@ -155,9 +167,95 @@ def host(args: argparse.Namespace) -> None:
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        settle(args.device)
 
     cost = (statistics.median(whole) - statistics.median(steps_of(plain, args.times * 10))) / (2 * count)
-    print(f"host cost of an action: {cost * 1e6:.1f} us; must be 60 or less", flush=True)
+    print(f"host cost of an action: {cost * 1e6:.1f} us; must be {60 if args.device == 'cpu' else 80} or less", flush=True)
+
+
+class Memory:
+    """The bytes of this process beyond those that it had when this was made: of a GPU those of PyTorch's tensors there."""
+
+    def __init__(self, device: str) -> None:
+        self._gpu = device != "cpu"
+        settle(device)
+        if self._gpu:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")
+        self._before = 0
+        self._before = self.now()
+
+    def now(self) -> int:
+        return (torch.cuda.memory_allocated() if self._gpu else self._status("VmRSS")) - self._before
+
+    def most(self) -> int:
+        return (torch.cuda.max_memory_allocated() if self._gpu else self._status("VmHWM")) - self._before
+
+    def _status(self, name: str) -> int:
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+        return int(line.split()[1]) * 1024
+
+
+def kept(args: argparse.Namespace) -> None:
+    """A rank that says how much memory a step takes, without weights, gradients, optimizers and edges. Rank 0 says also what a
+    microbatch takes in a first, a middle and a last stage: between F and B, and between I and W.
+    """
+    rows, width, layers = LARGE
+    data = batch(rows, width, args.device)
+    with train.Trainer(
+        args.kind, ranks=2, stages_per_rank=KINDS[args.kind], microbatches=MICROBATCHES, stages=lambda _: stage(layers, width),
+        loss=nn.functional.mse_loss, optimizer=sgd, devices=[args.device] * 2,
+    ) as trainer:  # fmt: skip
+        steps_of(lambda: trainer.step(data), 0)
+        # Weights, optimizers and slots are there; gradients come within the step.
+        memory = Memory(args.device)
+        trainer.step(data)
+        gradients = sum(p.numel() * p.element_size() for module in trainer.modules.values() for p in module.parameters())
+        told = {"rank": int(os.environ["RANK"]), "most": memory.most() - gradients}
+    if told["rank"] == 0:
+        told["held"] = [held(is_first, is_last, args.device) for is_first, is_last in ((True, False), (False, False), (False, True))]
+    print(json.dumps(told), flush=True)
+
+
+def held(is_first: bool, is_last: bool, device: str) -> tuple[int, int]:
+    """The bytes of a microbatch between F and B, and between I and W."""
+    rows, width, layers = LARGE
+    net = stage(layers, width).to(device)
+    weights = list(net.parameters())
+    net(torch.randn(rows, width, device=device)).sum().backward()
+    memory = Memory(device)
+    x = torch.randn(rows, width, device=device).requires_grad_(not is_first)
+    y = net(x)
+    if is_last:
+        y = nn.functional.mse_loss(y, torch.randn(rows, width, device=device))
+    activation = memory.now()
+    if is_first:
+        # All of its backward is for the weights.
+        return activation, activation + y.numel() * y.element_size()
+    groups = _backward.divides([y], [x], weights)
+    assert groups is not None
+    _backward.backward_input([y], [torch.ones_like(y)], [x], groups)
+    del x, y
+    return activation, memory.now()
+
+
+def memory(args: argparse.Namespace) -> None:
+    print(f"{'schedule':<16}{'rank':>4}{'memory, MB':>12}{'held, MB':>10}{'ratio':>8}   must be 1.1 or less", flush=True)
+    for kind in KINDS:
+        told = sorted(measured("kept", kind, 0, 0, args.device), key=lambda one: int(one["rank"]))
+        first, middle, last = told[0]["held"]
+        schedule = _native.Schedule.build(kind, 2, KINDS[kind], MICROBATCHES)
+        count = len(schedule.rank_of)
+        of_stage = [first, *[middle] * (count - 2), last]
+        for rank, actions in enumerate(schedule.actions()):
+            now = most = 0
+            for number, op, _ in actions:
+                activation, pending = of_stage[number]
+                now += {"F": activation, "B": -activation, "I": pending - activation, "W": -pending}[op]
+                most = max(most, now)
+            used = told[rank]["most"]
+            print(f"{kind:<16}{rank:>4}{used / 1e6:>12.1f}{most / 1e6:>10.1f}{used / most:>8.3f}", flush=True)
 
 
 def against_torch(args: argparse.Namespace) -> None:
@@ -166,20 +264,23 @@ def against_torch(args: argparse.Namespace) -> None:
         for kind in ("gpipe", "1f1b"):
             pairs = []
             for _ in range(args.times):
-                mine, other = (statistics.median(measured(case, kind, layers, args.steps)["steps"]) for case in ("ours", "theirs"))
+                mine, other = (statistics.median(measured(case, kind, layers, args.steps)[0]["steps"]) for case in ("ours", "theirs"))
                 pairs.append((mine / other, mine, other))
             ratio, mine, other = sorted(pairs)[len(pairs) // 2]
             print(f"{kind}, stages of {milliseconds} ms: {mine:.3f} s, PyTorch {other:.3f} s, ratio {ratio:.3f}; must be {must}", flush=True)
 
 
 def main() -> None:
-    cases = {"simulate": simulate, "host": host, "torch": against_torch, "ours": ours, "theirs": theirs}
+    cases = {
+        "simulate": simulate, "host": host, "torch": against_torch, "memory": memory, "ours": ours, "theirs": theirs, "kept": kept,
+    }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=cases, help="ours and theirs are single ranks, for the others")
+    parser.add_argument("case", choices=cases, help="ours, theirs and kept are single ranks, for the others")
     parser.add_argument("--pp", default=str(ROOT / "target/release/pp"), help="the program pp, for `simulate`")
     parser.add_argument("--times", type=int, default=5, help="runs, or pairs of runs, of which the median counts")
     parser.add_argument("--steps", type=int, default=5, help="steps of a run that count")
     parser.add_argument("--kind", choices=KINDS, default="1f1b", help="the schedule of a single rank")
+    parser.add_argument("--device", default="cpu", help="the device of all ranks, for `host` and `memory`")
     parser.add_argument("--layers", type=int, default=8, help="the layers of a stage of a single rank")
     args = parser.parse_args()
     if args.case == "simulate" and not Path(args.pp).exists():

@@ -121,3 +121,13 @@ def free_port() -> int:
         own.bind(("127.0.0.1", 0))
         port: int = own.getsockname()[1]
         return port
+
+
+def cells(ranks: int, *arguments: int | str) -> list[str]:
+    """The lines of all ranks of a run of train_cells.py."""
+    command = [sys.executable, str(Path(__file__).with_name("train_cells.py")), str(ranks), *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    lines = done.stdout.splitlines()
+    assert sum(line.endswith(" wrong") for line in lines) == ranks, done.stdout
+    assert (done.returncode == 0) == all(line.endswith(" 0 wrong") for line in lines if line.endswith(" wrong")), done.stdout
+    return lines

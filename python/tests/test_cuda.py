@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Film
+from conftest import Film, cells
 
 import pp_pipeline as pp
 
@@ -89,6 +89,11 @@ def test_a_gpu_between_cpus_and_restarts_give_the_bytes_of_one_rank(film: Film) 
     digests = out.split()
     assert code == 0 and len(digests) == 3 and len(set(digests)) == 1, (out, error)
     assert (film.path.parent / "died").exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_ranks_that_share_a_gpu_train_with_the_bits_of_one_process(dtype: str) -> None:
+    assert cells(2, 2, 3, 3, "--device", "cuda:0", "--dtype", dtype) == ["32 cells, 0 wrong"] * 2
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="each rank of a group has a GPU of its own")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import EXAMPLES, Film, free_port, needs
+from conftest import EXAMPLES, Film, cells, needs
 
 torch = needs("torch")
 
 from pp_pipeline import train  # noqa: E402
 
-CELLS = Path(__file__).with_name("train_cells.py")
 HEAD = """
 import torch
 from torch import nn
@@ -32,32 +32,33 @@ def trainer(schedule="1f1b", **more):
 """
 
 
-def cells(ranks: int, *arguments: int | str) -> list[str]:
-    """The lines of all ranks of a run of cells."""
-    world = {
-        "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PP_JOB_SECRET": "0123456789abcdef" * 2,
-        "PP_FLIGHT_OPS": "0",
-    }  # fmt: skip
-    command = [sys.executable, str(CELLS), str(ranks), *map(str, arguments)]
-    started = [
-        subprocess.Popen(command, env={**os.environ, **world, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for rank in range(ranks)
-    ]  # fmt: skip
-    said = [one.communicate(timeout=600)[0] for one in started]
-    assert all(one.returncode == 0 for one in started), "\n".join(said)
-    return "".join(said).splitlines()
-
-
-@pytest.mark.parametrize(("ranks", "sizes", "count"), [(2, (2, 3), 32), (4, (1, 4), 25)])
-def test_every_schedule_gives_the_bits_of_one_process(ranks: int, sizes: tuple[int, int], count: int) -> None:
-    lines = cells(ranks, *sizes, 3)
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "dtype", "count"), [(2, (2, 3), "float32", 32), (2, (2, 1), "bfloat16", 10), (4, (1, 4), "float32", 25)]
+)
+def test_every_schedule_gives_the_bits_of_one_process(ranks: int, sizes: tuple[int, int], dtype: str, count: int) -> None:
+    lines = cells(ranks, *sizes, 3, "--dtype", dtype)
     assert lines == [f"{count} cells, 0 wrong"] * ranks
 
 
 @pytest.mark.parametrize("mistake", ["twice", "other-weight", "other-slot", "left-out", "first"])
 def test_a_mistake_is_found(mistake: str) -> None:
-    lines = cells(2, 1, 4, 2, mistake)
+    lines = cells(2, 1, 4, 2, "--break", mistake)
     assert any("losses" in line or "gradients or weights" in line for line in lines), lines
+
+
+def test_gradients_that_cross_between_two_edges_of_a_pair_of_ranks_are_found() -> None:
+    lines = cells(2, 2, 2, 2, "--break", "crossed")
+    wrong = {line.split(":")[0] for line in lines if "losses" in line or "gradients or weights" in line}
+    # At one stage a rank, and in a V, no pair of ranks has two edges for gradients.
+    assert wrong == {f"{kind} (2, 2, {n})" for kind in ("interleaved", "interleaved-zb", "looped-bfs") for n in (1, 2)}, lines
+
+
+def test_the_losses_are_those_of_pytorchs_own_runner(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("train_peers.py")), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    found = re.findall(r"(\S+): (\S+) to (\S+), apart (\S+)", done.stdout)
+    assert done.returncode == 0 and len(found) == 7, done.stdout + done.stderr
+    assert all(float(last) < float(first) and float(apart) <= 1e-6 for _, first, last, apart in found), done.stdout
 
 
 def test_a_loss_that_is_not_finite_is_named_and_nothing_moves(film: Film) -> None:
@@ -208,12 +209,20 @@ if __name__ == "__main__":
 
 def test_the_example_learns(tmp_path: Path) -> None:
     # From end to end: the trained parts of both ranks come together, and say what they gain.
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "train_denoiser.py", "--steps", "200", "--weights", tmp_path],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "PP_FLIGHT_OPS": "0"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"loss (\S+),", done.stdout)]
-    assert len(losses) == 20 and losses[-1] < 0.9 * losses[0], done.stdout
-    gains = re.findall(r"(\S+) dB with noise, (\S+) dB denoised", done.stdout)
-    assert len(gains) == 2 and all(float(after) > float(before) for before, after in gains), done.stdout
+    def run(*more: str) -> str:
+        command = [sys.executable, str(EXAMPLES / "train_denoiser.py"), "--steps", "200", "--weights", str(tmp_path), *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "PP_FLIGHT_OPS": "0"})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    out = run()
+    losses = [float(loss) for loss in re.findall(r"loss (\S+), \d+ patches/s, bubble \d+%, \d+ MB", out)]
+    assert len(losses) == 20 and losses[-1] < 0.9 * losses[0], out
+    gains = re.findall(r"\S+ dB with noise.*", out)
+    assert len(gains) == 2 and all(float(gain.split()[-2]) > 0 for gain in gains), out
+    assert (tmp_path / "losses.svg").read_text().count(",") == 200
+    # From the middle, and from the end: the same network.
+    shutil.rmtree(tmp_path / "step-200")
+    again, only_read = run("--resume"), run("--resume")
+    assert "step 110:" in again and "step 100:" not in again and "step" not in only_read, again + only_read
+    assert [re.findall(r"\S+ dB with noise.*", text) for text in (again, only_read)] == [gains] * 2, again + only_read

@@ -1,13 +1,20 @@
 """Trains many small models, each by a schedule and in one process, and compares the bits.
 
-A launcher starts as many ranks as the schedules have: `train_cells.py RANKS STAGES_PER_RANK MICROBATCHES STEPS [BREAK]` takes every
-schedule at all sizes up to these. A BREAK makes a mistake in the ranks on purpose, which must be found.
+`train_cells.py RANKS STAGES_PER_RANK MICROBATCHES STEPS` starts the ranks, and takes every schedule at all sizes up to these. `--device
+cuda:0` puts all ranks, and the one process, on one GPU. `--break` makes a mistake in the ranks on purpose, which must be found.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import socket
+import subprocess
 import sys
 from typing import Any
+
+# Deterministic algorithms of a GPU need it, before PyTorch is imported.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 from torch import nn
@@ -17,6 +24,7 @@ from pp_pipeline.train import Trainer, run_plain
 from pp_pipeline.train._stage import ModelStage
 
 KINDS = ["naive", "gpipe", "1f1b", "interleaved", "interleaved-zb", "zb-h1", "looped-bfs", "zbv", "dualpipe-v"]
+MISTAKES = ["twice", "other-weight", "other-slot", "left-out", "first", "crossed"]
 WIDTH, ROWS = 8, 2
 
 
@@ -56,24 +64,26 @@ def watched(gradients: list[list[torch.Tensor]], params: list[torch.Tensor]) -> 
     return optimizer
 
 
-def batches(steps: int, microbatches: int) -> list[Any]:
+def batches(steps: int, microbatches: int, dtype: torch.dtype) -> list[Any]:
     made = torch.Generator().manual_seed(7)
     rows = ROWS * microbatches
 
     def batch() -> Any:
         words = torch.randint(0, 5, (rows,), generator=made)
-        return (words, torch.rand(rows, 1, generator=made) + 0.5), torch.randn(rows, WIDTH, generator=made)
+        scale, targets = torch.rand(rows, 1, generator=made) + 0.5, torch.randn(rows, WIDTH, generator=made)
+        return (words, scale.to(dtype)), targets.to(dtype)
 
     return [batch() for _ in range(steps)]
 
 
-def one(kind: str, size: tuple[int, int, int], steps: int) -> str:
+def one(kind: str, size: tuple[int, int, int], steps: int, device: str, dtype: torch.dtype) -> str:
     """What differs between a job and one process; nothing if all is well."""
     ranks, stages_per_rank, microbatches = size
     count = ranks * stages_per_rank
 
     def stage(number: int) -> nn.Module:
-        return First() if number == 0 else Last(number) if number == count - 1 else Middle(number)
+        made = First() if number == 0 else Last(number) if number == count - 1 else Middle(number)
+        return made.to(dtype)
 
     def terms(gradients: dict[int, list[list[torch.Tensor]]]) -> dict[str, Any]:
         order = iter(range(count)) if len(gradients) == count else iter(sorted(gradients))
@@ -83,19 +93,19 @@ def one(kind: str, size: tuple[int, int, int], steps: int) -> str:
             scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
         )  # fmt: skip
 
-    data = batches(steps, microbatches)
+    data = batches(steps, microbatches, dtype)
     losses, gradients, own = [], {}, {}
     rank = _native.place()[0]  # type: ignore[index]
     rank_of = _native.Schedule.build(kind, *size).rank_of
     gradients = {number: [] for number in range(count) if rank_of[number] == rank}
-    with Trainer(kind, **terms(gradients)) as trainer:
+    with Trainer(kind, devices=[device] * ranks, **terms(gradients)) as trainer:
         for step, batch in enumerate(data):
             losses.append(trainer.step(batch))
             if step == 0:
                 trainer.evaluate(batch)
         own = trainer.modules
     wanted: dict[int, list[list[torch.Tensor]]] = {number: [] for number in range(count)}
-    plain_losses, plain = _plain(kind, data, terms(wanted))
+    plain_losses, plain = _plain(kind, data, dict(device=device, **terms(wanted)))
     if losses != plain_losses:
         return f"losses {losses}, and {plain_losses} in one process"
     for number, module in own.items():
@@ -109,27 +119,26 @@ def one(kind: str, size: tuple[int, int, int], steps: int) -> str:
 
 
 def _plain(kind: str, data: list[Any], terms: dict[str, Any]) -> Any:
-    kept = {name: getattr(ModelStage, name) for name in _BROKEN}
+    mistaken = {name: getattr(ModelStage, name) for name in _RIGHT}
     for name, right in _RIGHT.items():
         setattr(ModelStage, name, right)
     try:
         return run_plain(kind, data, **terms)
     finally:
-        for name, broken in kept.items():
+        for name, broken in mistaken.items():
             setattr(ModelStage, name, broken)
 
 
 _RIGHT: dict[str, Any] = {}
-_BROKEN: list[str] = []
 
 
 def broken(which: str) -> None:
     """Makes a mistake in the stages of ranks, and not in those of one process."""
-    backward, weight, squares, forward = (
-        getattr(ModelStage, name) for name in ("backward", "backward_weight", "squares", "forward")
-    )
-    _BROKEN.extend(["backward", "backward_weight", "squares", "forward"])
-    _RIGHT.update(backward=backward, backward_weight=weight, squares=squares, forward=forward)
+    names = ("forward", "backward", "backward_input", "backward_weight", "squares")
+    _RIGHT.update((name, getattr(ModelStage, name)) for name in names)
+    forward, backward, backward_input, weight, squares = _RIGHT.values()
+    # The gradients that came last, of each job by stage.
+    came: dict[Any, dict[int, Any]] = {}
 
     def twice(stage: Any, microbatch: int, grads: Any, looks: bool = False) -> Any:
         made = backward(stage, microbatch, grads, looks)
@@ -163,39 +172,70 @@ def broken(which: str) -> None:
             return None
         return weight(stage, microbatch, looks)
 
-    name, made = {
-        "twice": ("backward", twice),
-        "other-weight": ("backward_weight", other_weight),
-        "other-slot": ("forward", other_slot),
-        "left-out": ("squares", left_out),
-        "first": ("backward_weight", first),
-    }[which]
-    setattr(ModelStage, name, made)
+    def crossed(right: Any) -> Any:
+        # Where stages 0 and 2 stand on one rank, and 1 and 3 on another, each takes what came for the other one.
+        def mistaken(stage: Any, microbatch: int, grads: Any, looks: bool = False) -> Any:
+            of_job = came.setdefault(stage._settings, {})
+            of_job[stage.number] = grads
+            return right(stage, microbatch, of_job.get(2 - stage.number, grads), looks)
+
+        return mistaken
+
+    made: dict[str, dict[str, Any]] = {
+        "twice": {"backward": twice},
+        "other-weight": {"backward_weight": other_weight},
+        "other-slot": {"forward": other_slot},
+        "left-out": {"squares": left_out},
+        "first": {"backward_weight": first},
+        "crossed": {"backward": crossed(backward), "backward_input": crossed(backward_input)},
+    }
+    for name, mistaken in made[which].items():
+        setattr(ModelStage, name, mistaken)
+
+
+def in_world(ranks: int) -> int:
+    """Starts this program once for each rank. Gives the first exit code that is not 0."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        port = str(own.getsockname()[1])
+    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PP_JOB_SECRET": "0123456789abcdef" * 2}
+    env = {"PP_FLIGHT_OPS": "0", **os.environ, **world}
+    started = [subprocess.Popen([sys.executable, *sys.argv], env={**env, "RANK": str(rank)}) for rank in range(ranks)]
+    return next(filter(None, [one.wait() for one in started]), 0)
 
 
 def main() -> None:
-    ranks, most_stages, most_microbatches, steps = map(int, sys.argv[1:5])
-    if len(sys.argv) > 5:
-        broken(sys.argv[5])
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("ranks", "stages_per_rank", "microbatches", "steps"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", help="of weights and activations, such as bfloat16")
+    parser.add_argument("--break", dest="mistake", choices=MISTAKES)
+    args = parser.parse_args()
+    if "RANK" not in os.environ:
+        sys.exit(in_world(args.ranks))
+    if args.mistake:
+        broken(args.mistake)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     cells = wrong = 0
     for kind in KINDS:
-        for stages_per_rank in range(1, most_stages + 1):
-            for microbatches in range(1, most_microbatches + 1):
-                size = ranks, stages_per_rank, microbatches
+        for stages_per_rank in range(1, args.stages_per_rank + 1):
+            for microbatches in range(1, args.microbatches + 1):
+                size = args.ranks, stages_per_rank, microbatches
                 try:
                     _native.Schedule.build(kind, *size)
                 except ValueError:
                     continue
-                if ranks * stages_per_rank == 1:
+                if args.ranks * stages_per_rank == 1:
                     continue
                 cells += 1
-                differs = one(kind, size, steps)
+                differs = one(kind, size, args.steps, args.device, getattr(torch, args.dtype))
                 if differs:
                     wrong += 1
                     print(f"{kind} {size}: {differs}", flush=True)
     print(f"{cells} cells, {wrong} wrong", flush=True)
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":
