@@ -166,7 +166,7 @@ fn command_lines_that_cannot_be() {
         run --skip 3 | the following required arguments were not provided: --output
         run --depht 3 | unexpected argument '--depht' found; a similar argument exists: '--depth'; pp run --help says what it takes
         run --cuts soft | invalid value 'soft' for '--cuts <CUTS>'; possible values: flush, hard, off
-        plann | unrecognized subcommand 'plann'; a similar subcommand exists: 'plan'; pp --help says what it takes
+        plann | unrecognized subcommand 'plann'; some similar subcommands exist: 'plugin', 'plan'; pp --help says what it takes
     ");
     for [args, word] in cases {
         run(&mut pp(&words(args)), Some(Vec::new())).failed(2, &[word]);
