@@ -242,7 +242,7 @@ pub(crate) fn begin(
         summary: Arc::clone(&summary),
         report: terms.report,
         timeline: terms.timeline,
-        schedule: terms.schedule,
+        schedule: terms.schedule.as_ref().map(|given| given.clone_ref(py)),
         viewer: Arc::clone(&viewer),
         late: if terms.drops { Late::Drop } else { Late::Block },
         max_latency: terms.max_latency.map(seconds_of),

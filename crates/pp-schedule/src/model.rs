@@ -5,11 +5,8 @@ use std::path::{Path, PathBuf};
 use pp_contract::FaultKind;
 use pp_job::Error;
 use pp_runtime::report::{StageCosts, TrainingMeasures};
-use pp_runtime::schedule::{Action, Cost, Message, Op, PerStage, Schedule, Step};
+use pp_runtime::schedule::{Action, Cost, Message, Op, PerStage, Schedule, Step, TICKS};
 use serde::Deserialize;
-
-/// Ticks of a millisecond.
-const MS: f64 = pp_runtime::schedule::TICKS as f64;
 
 /// What is read of a report.
 #[derive(Deserialize)]
@@ -42,7 +39,8 @@ struct StageTicks {
 impl StageTicks {
     /// `None` where it was not measured.
     fn of(costs: &StageCosts) -> Option<Self> {
-        let ticks = |ms: f64| (ms.clamp(0.0, 1e8) * MS) as u64;
+        // To the microsecond.
+        let ticks = |ms: f64| (ms.clamp(0.0, 1e8) * 1e3).round() as u64 * (TICKS / 1000);
         let parts = costs.input_ms.zip(costs.weight_ms);
         let whole = costs.backward_ms.map(ticks);
         parts.map(|_| ()).or(whole.map(|_| ()))?;

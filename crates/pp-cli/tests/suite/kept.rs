@@ -63,7 +63,9 @@ fn what_a_job_kept_whose_source_or_sink_was_killed_is_gone_on_in_to_the_same_byt
         // The same without what was kept, and a frame that was cut off behind it.
         let left = [&part[..], &b"FRAME\nhalf"[..]].concat();
         fs::write(&kept, &left).unwrap();
-        let other = folder.write("other.y4m", &video(64, 48, "mono", 200));
+        let mut other = clip.clone();
+        other[HEADER + b"FRAME\n".len()] ^= 1;
+        let other = folder.write("other.y4m", &other);
         for (input, steps, told) in [
             (&input, 3, "denoise_steps was 2 and is 3"),
             (&other, 2, "begins with other frames"),

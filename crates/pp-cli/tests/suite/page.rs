@@ -365,7 +365,7 @@ fn a_fault_that_ends_the_job_is_shown_as_it_is_printed() {
         );
         assert_has(&document, &[&alert, "class=\"state bad\">ended<"]);
         assert_eq!(figure(&document, "restarted-times"), "0");
-        assert!(!document.contains("no answer"), "{document}");
+        assert!(!document.contains(">no answer<"), "{document}");
     }
 }
 

@@ -452,8 +452,6 @@ fn a_report_without_times_of_a_training_is_refused_with_the_remedy() {
         ended.failed(code, &[&["bad.json"], told].concat());
     }
     schedule(&["compare", "--from", "missing.json"]).failed(4, &["missing.json"]);
-    let both = words("compare --from missing.json --forward 3");
-    schedule(&both).failed(2, &["--from", "--forward"]);
 }
 
 #[test]

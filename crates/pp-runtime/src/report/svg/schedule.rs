@@ -114,14 +114,19 @@ fn caption((name, schedule, timeline): &(&str, &Schedule, &Timeline), unit: Unit
         true => least,
         false => format!("{least} to {most}"),
     };
+    let [with, needs] = match unit {
+        Unit::Tick => [
+            format!(" with {}", timeline.limits),
+            format!(" · needs {}", Limits::slots(timeline.report.slots_per_edge)),
+        ],
+        Unit::Nanosecond => Default::default(),
+    };
     format!(
-        "{name} · {} ranks · {} stages · {} microbatches · makespan {} with {} · idle {idle} on each rank · needs {}",
+        "{name} · {} ranks · {} stages · {} microbatches · makespan {}{with} · idle {idle} on each rank{needs}",
         schedule.ranks().len(),
         schedule.stages(),
         schedule.microbatches(),
-        unit.length(timeline.makespan),
-        timeline.limits,
-        Limits::slots(timeline.report.slots_per_edge)
+        unit.length(timeline.makespan)
     )
 }
 
