@@ -12,8 +12,8 @@ from ._stage import Tensors
 
 @dataclass
 class Turn:
-    """What the loop of this rank has asked for: a step ("train"), an evaluation, or a step once more that looks for the first
-    tensor that is not finite.
+    """What the loop of this rank has asked for: a step ("train"), an evaluation, a step once more that looks for the first tensor
+    that is not finite ("look"), or a checkpoint ("save").
     """
 
     number: int
@@ -25,6 +25,16 @@ class Turn:
     targets: list[Tensors]
     # What the loop has issued on a GPU until now.
     issued: Any
+
+    @property
+    def computes(self) -> bool:
+        """Says whether stages work on microbatches. Otherwise zeros travel."""
+        return self.mode != "save"
+
+    @property
+    def trains(self) -> bool:
+        """Says whether there are gradients."""
+        return self.computes and self.mode != "evaluate"
 
 
 @dataclass
