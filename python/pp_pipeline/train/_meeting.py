@@ -27,14 +27,14 @@ class Turn:
     issued: Any
 
     @property
-    def computes(self) -> bool:
-        """Says whether stages work on microbatches. Otherwise zeros travel."""
-        return self.mode != "save"
+    def trains(self) -> bool:
+        """Gradients are made."""
+        return self.mode in ("train", "look")
 
     @property
-    def trains(self) -> bool:
-        """Says whether there are gradients."""
-        return self.computes and self.mode != "evaluate"
+    def computes(self) -> bool:
+        """Microbatches are worked on; otherwise they travel as zeros."""
+        return self.trains or self.mode == "evaluate"
 
 
 @dataclass

@@ -143,11 +143,6 @@ def _times_in(numbers: list[float]) -> dict[int, dict[str, float]]:
     return {number: {op: one for op, one in zip(ops, times, strict=True) if one > 0} for number, times in of_stage}
 
 
-def _zero(out: Out) -> None:
-    for tensor in out.values():
-        tensor.zero_()
-
-
 class Times:
     """How long the actions of this rank's stages took: on a CPU by its clock, on a GPU by events of its stream."""
 
@@ -236,7 +231,7 @@ class Forward(_Work):
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         if not turn.computes:
-            _zero(out)
+            _clear(out)
             return
         names = list(chunk)
         device = self.stage.device
@@ -295,6 +290,11 @@ class Forward(_Work):
         finding.copy_(torch.tensor(list(told), dtype=torch.uint8))
 
 
+def _clear(out: Out) -> None:
+    for tensor in out.values():
+        tensor.zero_()
+
+
 class Backward(_Work):
     """The backward of a stage, and its part of the end of a step."""
 
@@ -308,7 +308,7 @@ class Backward(_Work):
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         if not turn.trains:
-            _zero(out)
+            _clear(out)
             return
         looks = turn.mode == "look"
         grads = [chunk[f"d{at}"].clone() for at in range(len(list(chunk)))]
