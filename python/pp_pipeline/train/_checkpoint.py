@@ -7,6 +7,7 @@ Hugging Face, and has step, seed and losses. While the ranks write, the folder i
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import io
 import json
@@ -176,7 +177,7 @@ def places_of(path: Path) -> dict[str, Path]:
 
 def load_weights(stage: ModelStage, places: dict[str, Path], path: Path) -> None:
     """Copies weights and buffers into a stage, by their names."""
-    files = _Files()
+    opened = functools.cache(_opened)
     kept = stage.module.state_dict().keys()
     for name, local, tensor in _named(stage):
         if name not in places:
@@ -184,7 +185,7 @@ def load_weights(stage: ModelStage, places: dict[str, Path], path: Path) -> None
             if local not in kept:
                 continue
             raise ValueError(f"{path} has no tensor {name!r}, which is {local!r} of stage {stage.number}: let names= give what it has")
-        found = files.tensor(places[name], name)
+        found = opened(places[name]).get_tensor(name)
         if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
             raise ValueError(
                 f"{name!r} in {path} is {tuple(found.shape)} {found.dtype}, and {local!r} of stage {stage.number} is "
@@ -194,19 +195,10 @@ def load_weights(stage: ModelStage, places: dict[str, Path], path: Path) -> None
             tensor.copy_(found)
 
 
-class _Files:
-    """Files of tensors, each opened once."""
+def _opened(path: Path) -> Any:
+    from safetensors import safe_open
 
-    def __init__(self) -> None:
-        self._opened: dict[Path, Any] = {}
-
-    def tensor(self, path: Path, name: str) -> torch.Tensor:
-        if path not in self._opened:
-            from safetensors import safe_open
-
-            self._opened[path] = safe_open(path, "pt")
-        found: torch.Tensor = self._opened[path].get_tensor(name)
-        return found
+    return safe_open(path, "pt")
 
 
 def _named(stage: ModelStage) -> list[tuple[str, str, torch.Tensor]]:
@@ -221,19 +213,23 @@ def _write(part: Path, stage: ModelStage) -> None:
     _save(Path(f"{base}.safetensors"), {name: tensor for tensor, name in names.items()})
     if stage.optimizer is None:
         return
-    tensors: dict[str, torch.Tensor] = {}
-    rest: dict[str, dict[str, Any]] = {}
-    for p, state in stage.optimizer.state.items():
-        rest[names[p]] = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
-        tensors.update((f"{names[p]}/{key}", value) for key, value in state.items() if key not in rest[names[p]])
-    _save(Path(f"{base}.optimizer.safetensors"), tensors)
-    groups = stage.optimizer.param_groups
-    about = {
+    groups, tensors = stage.optimizer.param_groups, {}
+    about: dict[str, Any] = {
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
         "group_of": {names[p]: number for number, group in enumerate(groups) for p in group["params"]},
-        "state": rest,
+        # Of each weight the tensors that the optimizer keeps, and what else it keeps.
+        "keys": {names[p]: [] for group in groups for p in group["params"]},
+        "rest": {},
         "scheduler": stage.scheduler.state_dict() if stage.scheduler is not None else None,
     }
+    for p, state in stage.optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{names[p]}/{key}"] = value
+                about["keys"][names[p]].append(key)
+            else:
+                about["rest"].setdefault(names[p], {})[key] = value
+    _save(Path(f"{base}.optimizer.safetensors"), tensors)
     written = io.BytesIO()
     torch.save(about, written)
     Path(f"{base}.optimizer.pt").write_bytes(written.getvalue())
@@ -244,36 +240,30 @@ def _load_optimizer(stage: ModelStage, places: dict[str, Path]) -> None:
     """Reads what the optimizers had that learned these weights."""
     assert stage.optimizer is not None
     names = {tensor: name for name, _, tensor in _named(stage)}
-    files = _Files()
-    read: dict[Path, tuple[dict[str, Any], list[str]]] = {}
-    state: dict[int, dict[str, Any]] = {}
+    opened = functools.cache(_opened)
+    about_of = functools.cache(lambda path: torch.load(path, weights_only=True) if path.exists() else {"keys": {}})
+    state: list[dict[str, Any]] = []
     groups: list[dict[str, Any]] = []
+    scheduler = None
     for group in stage.optimizer.param_groups:
-        options: dict[str, Any] | None = None
-        numbers = []
+        options = []
         for p in group["params"]:
-            name = names[p]
-            base = places[name].with_suffix("")
-            tensors = Path(f"{base}.optimizer.safetensors")
-            if base not in read:
-                about = torch.load(f"{base}.optimizer.pt", weights_only=True) if tensors.exists() else {"group_of": {}}
-                read[base] = about, list(_header(tensors)) if tensors.exists() else []
-            about, keys = read[base]
-            if name not in about["group_of"]:
-                raise ValueError(f"{base.parent} has no optimizer of {name!r}: it was not trained there")
-            found = about["groups"][about["group_of"][name]]
-            if options is not None and repr(found) != repr(options):
-                raise ValueError(f"{name!r} had other options of the optimizer in {base.parent} than others of its group have")
-            options = found
-            numbers.append(len(state))
-            own = {key: files.tensor(tensors, key).clone() for key in keys if key.rpartition("/")[0] == name}
-            state[numbers[-1]] = {**about["state"].get(name, {}), **{key.rpartition("/")[2]: one for key, one in own.items()}}
-        groups.append({**(options or group), "params": numbers})
-    stage.optimizer.load_state_dict({"state": {number: one for number, one in state.items() if one}, "param_groups": groups})
+            base = places[names[p]].with_suffix("")
+            about = about_of(Path(f"{base}.optimizer.pt"))
+            if names[p] not in about["keys"]:
+                raise ValueError(f"{base.parent} has no optimizer of {names[p]!r}: it was not trained there")
+            options.append(about["groups"][about["group_of"][names[p]]])
+            if repr(options[-1]) != repr(options[0]):
+                raise ValueError(f"{names[p]!r} had other options of the optimizer in {base.parent} than others of its group have")
+            file = opened(Path(f"{base}.optimizer.safetensors"))
+            tensors = {key: file.get_tensor(f"{names[p]}/{key}").clone() for key in about["keys"][names[p]]}
+            state.append({**tensors, **about["rest"].get(names[p], {})})
+            scheduler = scheduler or about["scheduler"]
+        groups.append({**(options[0] if options else group), "params": list(range(len(state) - len(options), len(state)))})
+    stage.optimizer.load_state_dict({"state": {number: one for number, one in enumerate(state) if one}, "param_groups": groups})
+    if stage.scheduler is not None and scheduler is None:
+        raise ValueError("the checkpoint has no state of a scheduler: it was trained without scheduler=")
     if stage.scheduler is not None:
-        scheduler = next(iter(read.values()))[0]["scheduler"]
-        if scheduler is None:
-            raise ValueError("the checkpoint has no state of a scheduler: it was trained without scheduler=")
         stage.scheduler.load_state_dict(scheduler)
 
 
