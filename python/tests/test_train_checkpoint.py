@@ -228,13 +228,17 @@ def terms(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def stage_of(own: train.Trainer, number: int) -> Any:
+    return own._settings.made(number, torch.device("cpu"))
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = train.Trainer("1f1b", **terms(checkpoint=tmp_path, every=1))
     points = own._checkpoints
     assert points is not None
     points.begin(4)
     for number in range(2):
-        points.write(own._settings.made(number, torch.device("cpu")), 4)
+        points.write(stage_of(own, number), 4)
     points.commit(4, 2, [0.5] * 4)
     (tmp_path / "step-5.part").mkdir()
     for error, more, words in [
@@ -257,7 +261,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         (lambda s: torch.nn.Sequential(torch.nn.Linear(3, 3)), "no tensor 'stages.0.0.weight', which is '0.weight' of stage 0"),
     ]:
         with pytest.raises(ValueError, match=words):
-            resumed._load(train.Trainer("1f1b", **terms(stages=stages))._settings.made(0, torch.device("cpu")))
+            resumed._load(stage_of(train.Trainer("1f1b", **terms(stages=stages)), 0))
     world = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999", "PP_JOB_SECRET": "0123456789abcdef" * 2}
     for name, value in world.items():
         monkeypatch.setenv(name, value)
@@ -272,7 +276,7 @@ def test_weights_of_other_files_are_taken(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "model.safetensors"):
         own = train.Trainer("1f1b", **terms(names=lambda s, name: f"net.{s}.{name}"))
         own.load_weights(path)
-        stage = own._settings.made(1, torch.device("cpu"))
+        stage = stage_of(own, 1)
         own._load(stage)
         assert all(torch.equal(p, torch.full_like(p, 1.5)) for p in stage.module.parameters())
     with pytest.raises(FileNotFoundError, match="neither a .safetensors file"):
@@ -285,8 +289,7 @@ def test_what_an_optimizer_keeps_comes_back(tmp_path: Path) -> None:
             optimizer=lambda p: torch.optim.AdamW([{"params": p[:1], "weight_decay": 0.5}, {"params": p[1:]}], lr, betas=(0.8, 0.9)),
             scheduler=lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [1, 3], 0.5),
         )  # fmt: skip
-        made = train.Trainer("1f1b", **more)._settings.made(0, torch.device("cpu"))
-        return made
+        return stage_of(train.Trainer("1f1b", **more), 0)
 
     own, points = stage(0.1), _checkpoint.Checkpoints(tmp_path, 1, False, 0)
     for _ in range(2):
