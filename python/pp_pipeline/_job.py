@@ -115,6 +115,7 @@ class Job:
         self._schedule: _native.Schedule | None = None
         self._settings: list[tuple[str, str]] = []
         self._arrays = arrays
+        self._counted: int | None = None
         self._devices = list(devices or [])
         self._given = stages
         self._command = command
@@ -236,18 +237,18 @@ class Job:
             return 0
         # Also a job of one rank: other ranks pass over it.
         global _begun
-        _begun += 1
-        if own is not None and _begun > max(own, 1):
+        if self._counted is None:
+            _begun += 1
+            # One that begins again keeps it.
+            self._counted = _begun
+        if own is not None and self._counted > max(own, 1):
             raise SystemExit(0)
-        return 0 if own == 0 else _begun
+        return 0 if own == 0 else self._counted
 
     def _begin(self, flow: _native.Flow, read: _native.Stream | None) -> Run | None:
         """The job, begun; None where this rank is of a later job. `read` gets what the source yields, and None is an opened job."""
         global _has_opened
-        try:
-            placed = _native.place()
-        except _native.EndError as end:
-            raise of_end(end.args) from None
+        placed = placed_at()
         has_others = any(rank > 0 for place in self._places for rank in place.ranks)
         if has_others and _has_opened and (placed is not None or self._command is None):
             # Another rank does not come here: in the opened job it stops.
@@ -283,6 +284,14 @@ class Job:
         except _native.EndError as end:
             raise of_end(end.args) from None
         return None if running.is_passed_over else Run(running, is_rank_0, program)
+
+
+def placed_at() -> tuple[int, int] | None:
+    """The rank that this process has and the number of all, where it has one."""
+    try:
+        return _native.place()
+    except _native.EndError as end:
+        raise of_end(end.args) from None
 
 
 def _check(

@@ -67,9 +67,9 @@ def outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec]) 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         own = [*module.named_parameters(), *module.named_buffers()]
         state = {name: mode.from_tensor(tensor) for name, tensor in own}
-        device = own[0][1].device if own else torch.device("cpu")
+        device = own[0][1].device if own else None
         inputs = [
-            torch.empty(specs[name].shape, dtype=_dtype(specs[name]), device=device, requires_grad=name[0] == "g")
+            torch.empty(specs[name].shape, dtype=_dtype(specs[name]), requires_grad=name[0] == "g", device=device)
             for name in inputs_in(specs)
         ]
         try:

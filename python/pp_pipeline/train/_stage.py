@@ -59,9 +59,9 @@ class ModelStage:
         self.number, self._is_last, self._settings, self.device = number, is_last, settings, device
         self.module = module.to(device)
         self._params = [p for p in self.module.parameters() if p.requires_grad]
-        self._optimizer = settings.optimizer(self._params) if self._params else None
+        self.optimizer = settings.optimizer(self._params) if self._params else None
         scheduler = settings.scheduler
-        self._scheduler = scheduler(self._optimizer) if scheduler is not None and self._optimizer is not None else None
+        self.scheduler = scheduler(self.optimizer) if scheduler is not None and self.optimizer is not None else None
         # Of each microbatch: its outputs and inputs until the backward, and what is left for the weights.
         self._kept: dict[int, tuple[Tensors, Tensors]] = {}
         self._undone: dict[int, Any] = {}
@@ -71,6 +71,18 @@ class ModelStage:
         self._is_whole = False
         self._is_new = True
         self.finding: dict[str, Any] | None = None
+
+    def name(self, local: str) -> str:
+        """The name of a weight or buffer in the whole model."""
+        name: str = self._settings.names(self.number, local)
+        return name
+
+    def forget(self) -> None:
+        """Drops what a job that has ended left undone."""
+        self._kept.clear()
+        self._undone.clear()
+        for p in self._params:
+            p.grad = None
 
     def begin(self, trains: bool) -> None:
         """A step begins, or an evaluation."""
@@ -179,15 +191,15 @@ class ModelStage:
         if norm is None:
             for buffer, before in zip(self.module.buffers(), self._buffers, strict=True):
                 buffer.copy_(before)
-        elif self._optimizer is not None:
+        elif self.optimizer is not None:
             clip = self._settings.clip
             if clip is not None and norm > clip:
                 for p in self._params:
                     if p.grad is not None:
                         p.grad.mul_(clip / norm)
-            self._optimizer.step()
-            if self._scheduler is not None:
-                self._scheduler.step()
+            self.optimizer.step()
+            if self.scheduler is not None:
+                self.scheduler.step()
         for p in self._params:
             p.grad = None
 

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import _native
+from .._errors import JobError, StageError
 from .._flow import Run
-from .._job import Job
+from .._job import Job, placed_at
 from .._stages import Item, specs_of_item
 from . import _shapes
+from ._checkpoint import Checkpoints, check_safetensors, load_weights, places_of
 from ._meeting import Meeting, Turn, Verdict
-from ._settings import NotFiniteError, Optimizer, cut, halves, settings
-from ._stage import Tensors
+from ._settings import Names, NotFiniteError, Optimizer, cut, halves, settings
+from ._stage import ModelStage, Tensors
 from ._work import Backward, Forward, Rank
+
+
+# A rank that ended like this may do better the next time.
+_WORTH_IT = ("peer died", "timed out", "device", "plugin")
 
 
 class Trainer:
@@ -28,10 +37,15 @@ class Trainer:
     model, and is called on its rank; rank 0 calls it for every stage once, to learn what the stages make. `loss(output, *targets)`
     gives one number for a microbatch; `reduction` says whether it is a "mean" over its rows, or a "sum". `optimizer(parameters)` and
     `scheduler(optimizer)` are called for each stage. `clip` is the largest norm of all gradients together. `seed` decides all random
-    numbers in the stages. With `own_inputs` the rank of stage 0 takes the inputs of its own loop, and with `own_targets` the rank of
+    numbers in the stages. `names(stage, name)` gives a weight or buffer of a stage its name in the whole model; without it that is
+    `stages.STAGE.NAME`. With `own_inputs` the rank of stage 0 takes the inputs of its own loop, and with `own_targets` the rank of
     the last stage its targets; otherwise rank 0 sends its own. `devices`, `stuck_after`, `first_after`, `report`, `live`,
-    `live_token_file` and `command` are those of `Job`. With `timing` the times of all actions are measured, for `times()` and the report;
-    `timeline` is then a file for a picture (SVG) of a step beside its simulation.
+    `live_token_file` and `command` are those of `Job`. With `timing` the times of all actions are measured, for `times()` and the
+    report; `timeline` is then a file for a picture (SVG) of a step beside its simulation.
+
+    `checkpoint` is a folder that all ranks see. Each step whose number is a multiple of `every` leaves a checkpoint there. With
+    `resume` the trainer begins with the last one, if there is one. If another rank than 0 is lost, up to `restarts` times in all, the
+    ranks begin again with the last checkpoint, and rank 0 plays again what came behind it.
 
     Every rank runs the same loop over `step`. `close()`, or the end of a `with`, ends the job.
     """
@@ -50,8 +64,13 @@ class Trainer:
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip: float | None = None,
         seed: int = 0,
+        names: Names | None = None,
         own_inputs: bool = False,
         own_targets: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        resume: bool = False,
+        restarts: int = 0,
         devices: list[str] | None = None,
         stuck_after: float | None = 600.0,
         first_after: float = 600.0,
@@ -64,7 +83,7 @@ class Trainer:
     ) -> None:
         self._settings = settings(
             schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
-            reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed,
+            reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed, names=names,
         )  # fmt: skip
         if timeline is not None and not timing:
             raise ValueError(f"timeline={timeline!r} shows when actions were at work, and that is not measured: give timing=True, too")
@@ -73,7 +92,20 @@ class Trainer:
             live_token_file=live_token_file, command=command,
         )  # fmt: skip
         self._own_inputs, self._own_targets, self._timing = own_inputs, own_targets, timing
-        self._turns = self._steps = 0
+        self._turns = 0
+        _check(checkpoint, every, resume, restarts)
+        self._checkpoints = Checkpoints(checkpoint, every, resume, seed) if checkpoint is not None and every is not None else None
+        # The loss of each step, also of those before this trainer resumed.
+        self.losses: list[float] = list(self._checkpoints.losses) if self._checkpoints is not None else []
+        self._to_skip = len(self.losses)
+        self._weights: Path | None = None
+        self._restarts = self._left = restarts
+        # What the calls gave, and the batches of those since the last checkpoint.
+        self._results: list[tuple[str, Verdict]] = []
+        self._kept: list[tuple[str, Any]] = []
+        # How many calls came before these.
+        self._saved = 0
+        self._lost: list[dict[str, Any]] = []
         self._shapes: Any = None
         self._run: Run | None = None
         self._is_closed = False
@@ -84,24 +116,38 @@ class Trainer:
 
         Raises `NotFiniteError` if a loss or a gradient is not finite, and what `Job.run` raises if the job ends.
         """
-        verdict = self._take("train", batch)
+        verdict = self._call("train", batch)
         if verdict.norm is None:
-            # The same once more tells where it began: the weights have not moved.
-            found = self._take("look", batch).finding
-            step, self._steps = self._steps, self._steps + 1
+            step, found = len(self.losses) - 1, verdict.finding
             if found is None:
                 raise NotFiniteError(step, 0, 0, 0, "the sum of the squares of all gradients")
             rank = self._settings.schedule.rank_of[found["stage"]]
             raise NotFiniteError(step, rank, found["stage"], found["microbatch"], found["tensor"])
-        self._steps += 1
-        self._verdict = verdict
-        if self._run is not None:
-            self._run.trained(verdict.loss, verdict.moments)
         return verdict.loss
 
     def evaluate(self, batch: Any) -> float:
         """The loss of a batch in evaluation mode. No gradient is made, and no weight moves."""
-        return self._take("evaluate", batch).loss
+        return self._call("evaluate", batch).loss
+
+    def batches(self, data: Iterable[Any]) -> Iterator[Any]:
+        """The batches of `data` without those that were trained on before this trainer resumed: the first ones, over all calls."""
+        for batch in data:
+            if self._to_skip > 0:
+                self._to_skip -= 1
+            else:
+                yield batch
+
+    def load_weights(self, path: str | os.PathLike[str]) -> None:
+        """Begins with the weights and buffers of a checkpoint, of a folder of Hugging Face or of a .safetensors file.
+
+        Every rank calls it before the first call of `step` or `evaluate`. Where the trainer resumes it does nothing. A tensor that is
+        missing, or has another shape or type, ends the job with its name.
+        """
+        if self._run is not None:
+            raise RuntimeError("the job has begun: call load_weights before step and evaluate")
+        check_safetensors()
+        self._weights = Path(path)
+        places_of(self._weights)
 
     @property
     def norm(self) -> float | None:
@@ -143,30 +189,147 @@ class Trainer:
             self._stream.end(error=error)
         try:
             self._run.finish()
+        except JobError as lost:
+            if error is None:
+                self._begin_again(lost)
+                self._play_all(self._kept.copy())
+                return self._end(None)
         except BaseException:
             # It is the loop's own, or comes of it.
             if error is None:
                 raise
+        if self._restarts and self._run.is_rank_0:
+            self._report()
 
-    def _take(self, mode: str, batch: Any) -> Verdict:
+    def _call(self, mode: str, batch: Any) -> Verdict:
+        """A call of `step` or `evaluate`. In a rank that was started again it gives what it gave before the last checkpoint."""
         if self._is_closed:
             raise RuntimeError("the trainer is closed: make another one")
-        parts = [cut(half, self._settings.microbatches) for half in halves(batch)]
-        inputs, targets = parts
-        shapes = [(tuple(one.shape), one.dtype) for half in halves(batch) for one in half]
-        run = self._run
-        if run is None:
+        given = halves(batch)
+        shapes = [(tuple(one.shape), one.dtype) for half in given for one in half]
+        if self._run is None:
             self._shapes = shapes
-            run = self._begin(inputs[0], targets[0])
+            self._begin(*(cut(half, self._settings.microbatches)[0] for half in given))
         elif shapes != self._shapes:
             raise ValueError(f"a batch of {shapes}, and the first had {self._shapes}: give batches of one shape and type")
+        if self._checkpoints is not None and self._checkpoints.recorded:
+            was, verdict = self._checkpoints.recorded.popleft()
+            if was != mode:
+                raise RuntimeError(f"the loop came to {mode!r} where it had come to {was!r} before this rank was lost")
+            self._done(mode, verdict)
+            return verdict
+        if self._keeps:
+            copies = tuple(tuple(one.detach().to("cpu", copy=True) for one in half) for half in given)
+            self._kept.append((mode, copies))
+        return self._play_all([(mode, batch)])[-1]
+
+    @property
+    def _keeps(self) -> bool:
+        """Says whether this rank keeps what is played again."""
+        return self._restarts > 0 and self._run is not None and self._run.is_rank_0
+
+    def _play_all(self, calls: list[tuple[str, Any]]) -> list[Verdict]:
+        """Plays calls, and all since the last checkpoint again if a rank is lost."""
+        while True:
+            try:
+                return [self._play(mode, batch) for mode, batch in calls]
+            except JobError as lost:
+                self._begin_again(lost)
+                calls = self._kept.copy()
+
+    def _play(self, mode: str, batch: Any) -> Verdict:
+        points = self._checkpoints
+        if points is not None and points.last is None and self._restarts and self._turns == 0:
+            # Whatever the modules began with: a rank that is started again needs the same.
+            self._save(points, batch)
+        verdict = self._take(mode, batch)
+        if mode == "train" and verdict.norm is None:
+            # The same once more tells where it began: the weights have not moved.
+            verdict.finding = self._take("look", batch).finding
+        self._done(mode, verdict)
+        if mode == "train" and verdict.norm is not None and self._run is not None:
+            self._run.trained(verdict.loss, verdict.moments)
+        if mode == "train" and points is not None and len(self.losses) % points.every == 0:
+            self._save(points, batch)
+        return verdict
+
+    def _done(self, mode: str, verdict: Verdict) -> None:
+        if mode == "train":
+            self.losses.append(verdict.loss)
+            self._verdict = verdict if verdict.norm is not None else self._verdict
+        if self._keeps:
+            self._results.append((mode, verdict))
+
+    def _save(self, points: Checkpoints, batch: Any) -> None:
+        """Makes a checkpoint of the steps until now. It is whole where rank 0 comes back."""
+        assert self._run is not None
+        step = len(self.losses)
+        try:
+            if self._run.is_rank_0:
+                points.begin(step)
+            self._take("save", batch)
+            if self._run.is_rank_0:
+                points.commit(step, self._settings.count, self.losses)
+        except OSError as error:
+            self._end(error)
+            raise
+        points.last = step
+        # What came before is not played again.
+        self._kept = self._kept[len(self._results) - self._saved :]
+        self._saved = len(self._results)
+
+    def _begin_again(self, lost: JobError) -> None:
+        """Begins the job again with the last checkpoint where another rank was lost; else raises what it was lost to."""
+        at = lost.rank, len(self._results)
+        # One that raises again where it raised before would do so for ever.
+        is_again = isinstance(lost, StageError) and self._lost and self._lost[-1]["at"] == at
+        points = self._checkpoints
+        if points is None or not self._keeps or not self._left or not lost.rank or lost.kind not in _WORTH_IT or is_again:
+            raise lost
+        self._left -= 1
+        played = len(self._results) - self._saved
+        step = points.last if points.last is not None else 0
+        self._lost.append({"rank": lost.rank, "at": at, "why": super(JobError, lost).__str__(), "step": step, "calls": played})
+        print(
+            f"pp: rank {lost.rank} is lost: {lost}\npp: all ranks begin again with step {step}, and {played} calls are played again; "
+            f"{self._left} of {self._restarts} restarts are left",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        del self._results[self._saved :], self.losses[step:]
+        points.tell(self._results)
+        self._start()
+
+    def _report(self) -> None:
+        """Says in the report which ranks were lost, and that none is started again any more."""
+        assert self._checkpoints is not None
+        self._checkpoints.forget()
+        path = self._of_job["report"]
+        if path is not None and self._lost and os.path.exists(path):
+            about = json.loads(Path(path).read_text())
+            about["lost"] = [{key: value for key, value in one.items() if key != "at"} for one in self._lost]
+            about["restarts"] = len(self._lost)
+            part = Path(f"{path}.part")
+            part.write_text(json.dumps(about))
+            part.replace(path)
+
+    def _load(self, stage: ModelStage) -> None:
+        """What a stage begins with, where that is not what `stages` gave."""
+        if self._checkpoints is not None and self._checkpoints.last is not None:
+            self._checkpoints.load(stage)
+        elif self._weights is not None:
+            load_weights(stage, places_of(self._weights), self._weights)
+
+    def _take(self, mode: str, batch: Any) -> Verdict:
+        parts = [cut(half, self._settings.microbatches) for half in halves(batch)]
+        inputs, targets = parts
+        assert self._run is not None
         number, self._turns = self._turns, self._turns + 1
         issued = None
         if any(one.is_cuda for half in parts for one in half[0]):
             issued = torch.cuda.Event()
             issued.record()
-        self._meeting.offer(Turn(number, self._steps, mode, inputs, targets, issued))
-        if run.is_rank_0:
+        self._meeting.offer(Turn(number, len(self.losses), mode, inputs, targets, issued))
+        if self._run.is_rank_0:
             for microbatch in range(self._settings.microbatches):
                 self._push(Item(self._sent(inputs[microbatch], targets[microbatch])))
             self._push(Item(self._exchange))
@@ -200,17 +363,16 @@ class Trainer:
             self._run.finish()
             raise RuntimeError(f"the job ended after {self._turns - 1} calls of step and evaluate: the loop of rank 0 has ended")
 
-    def _begin(self, inputs: Tensors, targets: Tensors) -> Run:
+    def _begin(self, inputs: Tensors, targets: Tensors) -> None:
         terms = self._settings
-        placed = _native.place()
+        placed = placed_at()
         rank = 0 if placed is None else placed[0]
-        self._meeting = Meeting(rank)
-        self._rank = Rank(rank, terms, self._meeting, self._own_inputs, self._own_targets, self._timing)
+        self._rank = Rank(rank, terms, self._checkpoints, self._load, self._own_inputs, self._own_targets, self._timing)
         self._rank.first_specs = specs_of_item(Item({f"x{at}": one for at, one in enumerate(inputs)}))
         specs = _shapes.exchange_specs(terms.count, terms.microbatches, self._timing)
         self._exchange = {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
         kinds = [specs_of_item(Item(self._sent(inputs, targets))), specs]
-        job = Job(
+        self._job = Job(
             terms.schedule.pipeline,
             most=kinds,
             forward=type("Forward", (Forward,), {"of": self._rank}),
@@ -218,16 +380,22 @@ class Trainer:
             done=_nothing,
             **self._of_job,
         )
-        job.follow(terms.schedule, self._agreed())
-        flow = _native.Flow(terms.microbatches + 1, 2**62, False, False)
+        self._start()
+        _close_at_exit(weakref.ref(self))
+
+    def _start(self) -> None:
+        """Starts the job, the first time or again."""
+        self._turns, self._is_closed = 0, False
+        self._meeting = Meeting(self._rank.rank)
+        self._rank.begins(self._meeting)
+        self._job.follow(self._settings.schedule, self._agreed())
+        flow = _native.Flow(self._settings.microbatches + 1, 2**62, False, False)
         self._stream = flow.stream(False)
         flow.end()
-        run = job._begin(flow, None)
+        run = self._job._begin(flow, None)
         if run is None:
             raise RuntimeError("a trainer must be the first job that its ranks come to")
         self._run = run
-        _close_at_exit(weakref.ref(self))
-        return run
 
     def _agreed(self) -> list[tuple[str, str]]:
         """What all ranks must have alike."""
@@ -236,7 +404,24 @@ class Trainer:
             "torch": torch.__version__, "seed": terms.seed, "reduction": terms.reduction, "clip": terms.clip,
             "own": [self._own_inputs, self._own_targets], "timing": self._timing,
         }  # fmt: skip
+        if self._checkpoints is not None:
+            about["checkpoint"] = {"last": self._checkpoints.last, "every": self._checkpoints.every, "restarts": self._restarts}
         return [(f"train.{name}", json.dumps(value)) for name, value in about.items()]
+
+
+def _check(checkpoint: Any, every: int | None, resume: bool, restarts: int) -> None:
+    """Refuses what does not go together."""
+    if (checkpoint is None) != (every is None) or (every is not None and every < 1):
+        raise ValueError(f"checkpoint={checkpoint!r} and every={every!r}: give a folder and after how many steps, or neither")
+    if checkpoint is None and (resume or restarts):
+        raise ValueError("resume= and restarts= take a checkpoint: give checkpoint='folder' and every=N")
+    if restarts < 0:
+        raise ValueError(f"restarts={restarts}: give how often ranks may be started again")
+    if restarts and placed_at() is not None and "PP_SUPERVISOR_PID" not in os.environ:
+        raise ValueError(
+            "restarts= starts ranks again that the trainer has started, and here a launcher has: leave it out, give resume=True, and let "
+            "the launcher start all ranks again (torchrun --max-restarts)"
+        )
 
 
 def _nothing(chunk: Any) -> None:

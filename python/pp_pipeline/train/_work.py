@@ -6,7 +6,7 @@ import json
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -14,20 +14,32 @@ import torch
 
 from .._stages import At, Chunk, Out, Spec
 from . import _shapes
+from ._checkpoint import Checkpoints
 from ._meeting import Meeting, Turn, Verdict
 from ._settings import Settings
 from ._shapes import Specs
 from ._stage import ModelStage, Randomness, Tensors, loss_of, norm_of
 
 # The modes of a turn, as they travel.
-_MODES = ["train", "evaluate", "look"]
+_MODES = ["train", "evaluate", "look", "save"]
 
 
 class Rank:
     """The stages of the model that stand on this rank, and where their job is. The driver alone calls it."""
 
-    def __init__(self, rank: int, settings: Settings, meeting: Meeting, own_inputs: bool, own_targets: bool, timing: bool) -> None:
-        self.rank, self.settings, self.meeting = rank, settings, meeting
+    meeting: Meeting
+
+    def __init__(
+        self,
+        rank: int,
+        settings: Settings,
+        checkpoints: Checkpoints | None,
+        load: Callable[[ModelStage], None],
+        own_inputs: bool,
+        own_targets: bool,
+        timing: bool,
+    ) -> None:
+        self.rank, self.settings, self.checkpoints, self._load = rank, settings, checkpoints, load
         self.own_inputs, self.own_targets = own_inputs, own_targets
         self.stages: dict[int, ModelStage] = {}
         self._specs: dict[int, Specs] = {}
@@ -45,6 +57,13 @@ class Rank:
         self.first_specs: Specs = {}
         self.times: Times | None = Times() if timing else None
 
+    def begins(self, meeting: Meeting) -> None:
+        """A job begins. What an earlier one left undone is dropped."""
+        self.meeting, self._turn = meeting, None
+        for stage in self.stages.values():
+            stage.forget()
+            self._load(stage)
+
     def splits(self, stage: int, microbatch: int) -> bool:
         """Says whether the backward of a microbatch has two parts."""
         return (stage, microbatch) in self._splits
@@ -52,7 +71,9 @@ class Rank:
     def stage(self, number: int, device: str) -> ModelStage:
         """A stage of this rank; it is made at the first call."""
         if number not in self.stages:
-            self.stages[number] = self.settings.made(number, torch.device(device))
+            stage = self.settings.made(number, torch.device(device))
+            self._load(stage)
+            self.stages[number] = stage
         return self.stages[number]
 
     def turn(self, number: int) -> Turn:
@@ -62,8 +83,8 @@ class Rank:
             if turn.issued is not None:
                 torch.cuda.current_stream().wait_event(turn.issued)
             device = torch.device("cpu")
-            for stage in self.stages.values():
-                stage.begin(turn.mode != "evaluate")
+            for stage in self.stages.values() if turn.computes else ():
+                stage.begin(turn.trains)
                 device = stage.device
             self._random = Randomness(device)
             self._turn, self._left, self._verdict = turn, len(self._own), None
@@ -237,6 +258,9 @@ class Forward(_Work):
         return cls.of.forward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
+        if not turn.computes:
+            _clear(out)
+            return
         device, names = self.stage.device, tuple(chunk)
         taken = _shapes.inputs_in(names)
         if self.number == 0 and self.of.own_inputs:
@@ -245,15 +269,14 @@ class Forward(_Work):
             # The slot goes back before autograd has read what it keeps.
             inputs = tuple(chunk[name].clone() for name in taken)
             for name, one in zip(taken, inputs, strict=True):
-                one.requires_grad_(name[0] == "g" and turn.mode != "evaluate")
+                one.requires_grad_(name[0] == "g" and turn.trains)
         is_last = self.number == self.of.settings.count - 1
         targets: Tensors = ()
         if is_last and self.of.own_targets:
             targets = tuple(one.to(device) for one in turn.targets[microbatch])
         elif is_last:
             targets = tuple(chunk[name].clone() for name in _shapes.targets_in(names))
-        trains, looks = turn.mode != "evaluate", turn.mode == "look"
-        made = self.stage.forward((turn.step, microbatch), inputs, targets, trains, looks)
+        made = self.stage.forward((turn.step, microbatch), inputs, targets, turn.trains, turn.mode == "look")
         if is_last:
             return
         for name, one in zip(_shapes.inputs_in(out), made, strict=True):
@@ -263,6 +286,9 @@ class Forward(_Work):
 
     def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
         stage, settings = self.stage, self.of.settings
+        if turn.mode == "save" and self.of.checkpoints is not None:
+            # It is stored before the next stage hears of the turn's end, so the verdict says that all are.
+            self.of.checkpoints.write(stage, turn.step)
         numbers, finding = out["numbers"], out["finding"]
         finding.copy_(chunk["finding"])
         if self.number == 0:
@@ -272,7 +298,7 @@ class Forward(_Work):
             numbers.copy_(chunk["numbers"])
         if turn.mode == "train":
             numbers[2 + self.number].copy_(stage.squares())
-        if self.number == settings.count - 1:
+        if self.number == settings.count - 1 and turn.computes:
             losses = [stage.losses[microbatch].double().reshape(()) for microbatch in range(settings.microbatches)]
             numbers[2 + settings.count :][: settings.microbatches].copy_(torch.stack(losses))
         if self.of.times is not None:
@@ -292,6 +318,11 @@ class Forward(_Work):
         finding.copy_(torch.tensor(list(told), dtype=torch.uint8))
 
 
+def _clear(out: Out) -> None:
+    for tensor in out.values():
+        tensor.zero_()
+
+
 class Backward(_Work):
     """The backward of a stage, and its part of the end of a step."""
 
@@ -304,9 +335,8 @@ class Backward(_Work):
         return cls.of.backward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
-        if turn.mode == "evaluate":
-            for gradient in out.values():
-                gradient.zero_()
+        if not turn.trains:
+            _clear(out)
             return
         looks = turn.mode == "look"
         grads = [chunk[f"d{at}"].clone() for at in range(len(list(chunk)))]
@@ -327,12 +357,12 @@ class Backward(_Work):
         number, microbatch = self._at(chunk)
         turn = self.of.turn(number)
         if microbatch < self.of.settings.microbatches:
-            if turn.mode != "evaluate":
+            if turn.trains:
                 with self._timed(turn, "W", microbatch):
                     self.stage.backward_weight(microbatch, turn.mode == "look")
             return
         assert self._ended is not None
         verdict = self.of.ends(number, *self._ended)
-        if turn.mode != "evaluate":
+        if turn.trains:
             self.stage.apply(verdict.norm)
         self.of.leaves(number)
