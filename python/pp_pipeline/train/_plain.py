@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._settings import NotFiniteError, Optimizer, cut, halves, settings
+from ._settings import Names, NotFiniteError, Optimizer, cut, halves, settings
 from ._stage import ModelStage, loss_of, norm_of
 
 
@@ -25,6 +25,7 @@ def run_plain(
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     clip: float | None = None,
     seed: int = 0,
+    names: Names | None = None,
     device: str = "cpu",
 ) -> tuple[list[float], list[torch.nn.Module]]:
     """Trains on all batches. Gives the loss of each step, and the modules of the stages.
@@ -33,7 +34,7 @@ def run_plain(
     """
     terms = settings(
         schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
-        reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed,
+        reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed, names=names,
     )  # fmt: skip
     at = torch.device(device)
     model = [terms.made(number, at) for number in range(terms.count)]

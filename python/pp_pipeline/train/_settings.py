@@ -12,6 +12,8 @@ from .. import _native
 from ._stage import ModelStage, Tensors, seed_of, seeded
 
 Optimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+# Of a stage and a name of a weight or buffer in it: its name in the whole model.
+Names = Callable[[int, str], str]
 
 
 class NotFiniteError(ArithmeticError):
@@ -40,6 +42,7 @@ class Settings:
     scheduler: Callable[[torch.optim.Optimizer], Any] | None
     clip: float | None
     seed: int
+    names: Names
 
     @property
     def count(self) -> int:
@@ -67,6 +70,7 @@ def settings(
     scheduler: Callable[[torch.optim.Optimizer], Any] | None,
     clip: float | None,
     seed: int,
+    names: Names | None,
 ) -> Settings:
     """Checks what a trainer is given. `schedule` is a name that `pp schedule list` prints, or a file that ends in .csv."""
     if reduction not in ("mean", "sum"):
@@ -85,7 +89,11 @@ def settings(
         if ranks is None:
             raise TypeError(f"schedule {schedule!r} takes ranks=: on how many ranks the model stands")
         made = _native.Schedule.build(schedule, ranks, stages_per_rank, microbatches)
-    return Settings(made, microbatches, stages, loss, reduction, optimizer, scheduler, clip, seed)
+    return Settings(made, microbatches, stages, loss, reduction, optimizer, scheduler, clip, seed, names or _named)
+
+
+def _named(stage: int, local: str) -> str:
+    return f"stages.{stage}.{local}"
 
 
 def tensors_of(what: str, given: Any) -> Tensors:

@@ -16,7 +16,7 @@ from .._job import Job
 from .._stages import Item, specs_of_item
 from . import _shapes
 from ._meeting import Meeting, Turn, Verdict
-from ._settings import NotFiniteError, Optimizer, cut, halves, settings
+from ._settings import Names, NotFiniteError, Optimizer, cut, halves, settings
 from ._stage import Tensors
 from ._work import Backward, Forward, Rank
 
@@ -28,7 +28,8 @@ class Trainer:
     model, and is called on its rank; rank 0 calls it for every stage once, to learn what the stages make. `loss(output, *targets)`
     gives one number for a microbatch; `reduction` says whether it is a "mean" over its rows, or a "sum". `optimizer(parameters)` and
     `scheduler(optimizer)` are called for each stage. `clip` is the largest norm of all gradients together. `seed` decides all random
-    numbers in the stages. With `own_inputs` the rank of stage 0 takes the inputs of its own loop, and with `own_targets` the rank of
+    numbers in the stages. `names(stage, name)` gives a weight or buffer of a stage its name in the whole model; without it that is
+    `stages.STAGE.NAME`. With `own_inputs` the rank of stage 0 takes the inputs of its own loop, and with `own_targets` the rank of
     the last stage its targets; otherwise rank 0 sends its own. `devices`, `stuck_after`, `first_after`, `report` and `command` are
     those of `Job`. With `timing` the times of all actions are measured, for `times()`.
 
@@ -49,6 +50,7 @@ class Trainer:
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip: float | None = None,
         seed: int = 0,
+        names: Names | None = None,
         own_inputs: bool = False,
         own_targets: bool = False,
         devices: list[str] | None = None,
@@ -60,7 +62,7 @@ class Trainer:
     ) -> None:
         self._settings = settings(
             schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
-            reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed,
+            reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed, names=names,
         )  # fmt: skip
         self._of_job: dict[str, Any] = dict(devices=devices, stuck_after=stuck_after, first_after=first_after, report=report, command=command)
         self._own_inputs, self._own_targets, self._timing = own_inputs, own_targets, timing
