@@ -45,8 +45,20 @@ class Middle(nn.Module):
 
 
 class Last(Middle):
+    """Has the words of the first stage, too."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.words = nn.Embedding(5, WIDTH)
+
     def forward(self, x: torch.Tensor, scale: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return super().forward(x, scale, y)[0] + y
+        made = super().forward(x, scale, y)[0] + y
+        return made + 0.1 * made @ self.words.weight.T @ self.words.weight
+
+
+def tied(number: int, local: str) -> str:
+    """Ties the words of the first and of the last stage, and one weight of all but the first."""
+    return local if local in ("words.weight", "one.weight") else f"{number}.{local}"
 
 
 def watched(gradients: list[list[torch.Tensor]], params: list[torch.Tensor]) -> torch.optim.Optimizer:
@@ -80,7 +92,7 @@ def one(kind: str, size: tuple[int, int, int], steps: int) -> str:
         return dict(
             ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stage, loss=nn.functional.mse_loss,
             optimizer=lambda params: watched(gradients[next(order)], params), clip=0.5, seed=3,
-            scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2), names=None if microbatches % 2 else tied,
         )  # fmt: skip
 
     data = batches(steps, microbatches)
@@ -125,11 +137,9 @@ _BROKEN: list[str] = []
 
 def broken(which: str) -> None:
     """Makes a mistake in the stages of ranks, and not in those of one process."""
-    backward, weight, squares, forward = (
-        getattr(ModelStage, name) for name in ("backward", "backward_weight", "squares", "forward")
-    )
-    _BROKEN.extend(["backward", "backward_weight", "squares", "forward"])
-    _RIGHT.update(backward=backward, backward_weight=weight, squares=squares, forward=forward)
+    _BROKEN.extend(["backward", "backward_weight", "squares", "forward", "take_tied", "tie"])
+    _RIGHT.update((name, getattr(ModelStage, name)) for name in _BROKEN)
+    backward, weight, squares, forward, _, tie = _RIGHT.values()
 
     def twice(stage: Any, microbatch: int, grads: Any, looks: bool = False) -> Any:
         made = backward(stage, microbatch, grads, looks)
@@ -163,12 +173,17 @@ def broken(which: str) -> None:
             return None
         return weight(stage, microbatch, looks)
 
+    def other_values(stage: Any, ties: Any, sums: Any) -> None:
+        tie(stage, ties, {name: torch.zeros_like(flat) for name, flat in sums.items()} if stage.number else sums)
+
     name, made = {
         "twice": ("backward", twice),
         "other-weight": ("backward_weight", other_weight),
         "other-slot": ("forward", other_slot),
         "left-out": ("squares", left_out),
         "first": ("backward_weight", first),
+        "own-gradient": ("take_tied", lambda *_: None),
+        "other-values": ("tie", other_values),
     }[which]
     setattr(ModelStage, name, made)
 

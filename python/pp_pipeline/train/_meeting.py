@@ -12,8 +12,8 @@ from ._stage import Tensors
 
 @dataclass
 class Turn:
-    """What the loop of this rank has asked for: a step ("train"), an evaluation, or a step once more that looks for the first
-    tensor that is not finite.
+    """What the loop of this rank has asked for: a step ("train"), an evaluation, a step once more that looks for the first
+    tensor that is not finite, or, before all others, that copies of tied weights begin alike ("tie").
     """
 
     number: int
@@ -25,6 +25,16 @@ class Turn:
     targets: list[Tensors]
     # What the loop has issued on a GPU until now.
     issued: Any
+
+    @property
+    def trains(self) -> bool:
+        """Gradients are made."""
+        return self.mode in ("train", "look")
+
+    @property
+    def computes(self) -> bool:
+        """Microbatches are worked on; otherwise they travel as zeros."""
+        return self.trains or self.mode == "evaluate"
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from .. import _native
 from ._stage import ModelStage, Tensors, seed_of, seeded
+from ._ties import set_apart
 
 Optimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 # Of a stage and a name of a weight or buffer in it: its name in the whole model.
@@ -49,11 +50,18 @@ class Settings:
         """The stages of the model."""
         return len(self.schedule.rank_of)
 
-    def made(self, number: int, device: torch.device) -> ModelStage:
-        """A stage of the model, its random numbers drawn by seed and number."""
+    @property
+    def may_tie(self) -> bool:
+        """Weights of several stages may have one name."""
+        return self.names is not _named
+
+    def made(self, number: int, device: torch.device, others: Mapping[int, ModelStage]) -> ModelStage:
+        """A stage of the model, its random numbers drawn by seed and number; `others` are those that this process has already."""
         # No step has this number.
         with seeded(seed_of(self.seed, 2**63, number, 0), torch.device("cpu")):
             module = self.stages(number)
+        if isinstance(module, torch.nn.Module):
+            set_apart(number, module, self.names, {other: stage.weights for other, stage in others.items()})
         return ModelStage(number, number == self.count - 1, module, self, device)
 
 

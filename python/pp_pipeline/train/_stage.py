@@ -11,6 +11,7 @@ import torch
 from torch.utils import checkpoint
 
 from ._backward import backward_input, backward_weight, divides
+from ._ties import Tied, weights_of
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -57,6 +58,9 @@ class ModelStage:
         self.number, self._is_last, self._settings, self.device = number, is_last, settings, device
         self.module = module.to(device)
         self._params = [p for p in self.module.parameters() if p.requires_grad]
+        # All weights by their names in the whole model, and those that other stages have, too.
+        self.weights = weights_of(number, self.module, settings.names)
+        self._ties: dict[str, Tied] = {}
         self._optimizer = settings.optimizer(self._params) if self._params else None
         scheduler = settings.scheduler
         self._scheduler = scheduler(self._optimizer) if scheduler is not None and self._optimizer is not None else None
@@ -151,7 +155,9 @@ class ModelStage:
         return roots, list(grads)
 
     def _look_behind(self, microbatch: int, made: Sequence[torch.Tensor]) -> None:
-        named = [(f"gradient of {name}", p.grad) for name, p in self.module.named_parameters() if p.grad is not None]
+        also = {id(self.weights[name]): f" (tied: {name!r})" for name in self._ties}
+        weights = self.module.named_parameters()
+        named = [(f"gradient of {name}{also.get(id(p), '')}", p.grad) for name, p in weights if p.grad is not None]
         self._look(1, microbatch, [*((f"gradient of input {at}", grad) for at, grad in enumerate(made)), *named])
 
     def _look(self, kind: int, microbatch: int, tensors: Any) -> None:
@@ -162,14 +168,47 @@ class ModelStage:
                 self.finding = {"order": order, "stage": self.number, "microbatch": microbatch, "tensor": name}
 
     def squares(self) -> torch.Tensor:
-        """Makes the gradients of the step of what was added up, and gives the sum of their squares in f64."""
+        """Makes the gradients of the step of what was added up, and gives the sum of their squares in f64, without tied weights."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
+        tied = {id(self.weights[name]) for name in self._ties}
         for p in self._params:
             if p.grad is not None:
                 if self._settings.reduction == "mean":
                     p.grad.div_(self._settings.microbatches)
-                total += p.grad.double().square().sum()
+                if id(p) not in tied:
+                    total += p.grad.double().square().sum()
         return total
+
+    def tie(self, ties: Sequence[Tied], sums: Any) -> None:
+        """Takes its part of the tied weights. The values of the first holder are put into `sums`, and later ones take them."""
+        self._ties = {one.name: one for one in ties if self.number in one.stages}
+        for name, tied in self._ties.items():
+            values, _ = tied.of(sums)
+            if tied.stages[0] == self.number:
+                values.copy_(self.weights[name].detach())
+            else:
+                self.weights[name].data.copy_(values)
+
+    def add_tied(self, sums: Any, looks: bool = False) -> torch.Tensor:
+        """Adds the gradients of tied weights to the sums. Gives the squares, in f64, of those whose last holder this is."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for name, tied in self._ties.items():
+            values, count = tied.of(sums)
+            grad = self.weights[name].grad
+            if grad is not None:
+                values += grad
+                count += 1
+            if tied.stages[-1] == self.number:
+                total += values.double().square().sum()
+                if looks:
+                    self._look(2, self._settings.microbatches - 1, [(f"sum of the gradients of tied weight {name!r}", values)])
+        return total
+
+    def take_tied(self, sums: Any) -> None:
+        """Takes the sums as the gradients of tied weights."""
+        for name, tied in self._ties.items():
+            values, count = tied.of(sums)
+            self.weights[name].grad = values.clone() if count > 0 else None
 
     def apply(self, norm: float | None) -> None:
         """Ends a step: with the norm of all gradients the weights move, and without it everything is as before the step."""

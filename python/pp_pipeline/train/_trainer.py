@@ -13,11 +13,12 @@ import torch
 from .. import _native
 from .._flow import Run
 from .._job import Job
-from .._stages import Item, specs_of_item
+from .._stages import Item, Spec, specs_of_item
 from . import _shapes
 from ._meeting import Meeting, Turn, Verdict
 from ._settings import Names, NotFiniteError, Optimizer, cut, halves, settings
 from ._stage import Tensors
+from ._ties import sums_specs, table_of
 from ._work import Backward, Forward, Rank
 
 
@@ -66,7 +67,7 @@ class Trainer:
         )  # fmt: skip
         self._of_job: dict[str, Any] = dict(devices=devices, stuck_after=stuck_after, first_after=first_after, report=report, command=command)
         self._own_inputs, self._own_targets, self._timing = own_inputs, own_targets, timing
-        self._turns = self._steps = 0
+        self._turns = self._calls = self._steps = 0
         self._shapes: Any = None
         self._run: Run | None = None
         self._is_closed = False
@@ -129,7 +130,7 @@ class Trainer:
             self._is_closed = True
             return
         self._is_closed = True
-        self._meeting.end(error, self._turns)
+        self._meeting.end(error, self._calls)
         if self._run.is_rank_0:
             self._stream.end(error=error)
         try:
@@ -145,15 +146,24 @@ class Trainer:
         parts = [cut(half, self._settings.microbatches) for half in halves(batch)]
         inputs, targets = parts
         shapes = [(tuple(one.shape), one.dtype) for half in halves(batch) for one in half]
-        run = self._run
-        if run is None:
-            self._shapes = shapes
-            run = self._begin(inputs[0], targets[0])
-        elif shapes != self._shapes:
+        if self._shapes not in (None, shapes):
             raise ValueError(f"a batch of {shapes}, and the first had {self._shapes}: give batches of one shape and type")
+        self._calls += mode != "look"
+        if self._run is None:
+            self._shapes = shapes
+            self._begin(inputs[0], targets[0])
+            if self._settings.may_tie:
+                # Not every rank knows whether there are some.
+                self._go("tie", inputs, targets)
+        return self._go(mode, inputs, targets)
+
+    def _go(self, mode: str, inputs: list[Tensors], targets: list[Tensors]) -> Verdict:
+        """Asks for a turn, and waits for its end."""
+        run = self._run
+        assert run is not None
         number, self._turns = self._turns, self._turns + 1
         issued = None
-        if any(one.is_cuda for half in parts for one in half[0]):
+        if any(one.is_cuda for one in (*inputs[0], *targets[0])):
             issued = torch.cuda.Event()
             issued.record()
         self._meeting.offer(Turn(number, self._steps, mode, inputs, targets, issued))
@@ -165,7 +175,7 @@ class Trainer:
             return self._meeting.verdict(number, self._goes_on)
         except BaseException as error:
             # The driver must not wait for a loop that has left.
-            self._meeting.end(error, self._turns)
+            self._meeting.end(error, self._calls)
             raise
 
     def _sent(self, inputs: Tensors, targets: Tensors) -> dict[str, torch.Tensor]:
@@ -189,18 +199,26 @@ class Trainer:
         if self._run.is_over(0.0):
             self._is_closed = True
             self._run.finish()
-            raise RuntimeError(f"the job ended after {self._turns - 1} calls of step and evaluate: the loop of rank 0 has ended")
+            raise RuntimeError(f"the job ended after {self._calls - 1} calls of step and evaluate: the loop of rank 0 has ended")
 
-    def _begin(self, inputs: Tensors, targets: Tensors) -> Run:
+    def _begin(self, inputs: Tensors, targets: Tensors) -> None:
         terms = self._settings
         placed = _native.place()
         rank = 0 if placed is None else placed[0]
         self._meeting = Meeting(rank)
         self._rank = Rank(rank, terms, self._meeting, self._own_inputs, self._own_targets, self._timing)
         self._rank.first_specs = specs_of_item(Item({f"x{at}": one for at, one in enumerate(inputs)}))
-        specs = _shapes.exchange_specs(terms.count, terms.microbatches, self._timing)
-        self._exchange = {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
-        kinds = [specs_of_item(Item(self._sent(inputs, targets))), specs]
+        exchange = _shapes.exchange_specs(terms.count, terms.microbatches, self._timing)
+        microbatch = specs_of_item(Item(self._sent(inputs, targets)))
+        own = self._rank.first_specs if self._own_inputs else {}
+        # The other ranks learn of them from the exchange.
+        ties = self._rank.ties({**own, **microbatch}) if rank == 0 and terms.may_tie else []
+        if ties:
+            exchange.update(sums_specs(ties), ties=Spec((len(table_of(ties)),), torch.uint8))
+        self._exchange = {name: torch.zeros(spec.shape, dtype=_shapes.dtype_of(spec)) for name, spec in exchange.items()}
+        if ties:
+            self._exchange["ties"].copy_(table_of(ties))
+        kinds = [microbatch, exchange]
         job = Job(
             terms.schedule.pipeline,
             most=kinds,
@@ -218,14 +236,13 @@ class Trainer:
             raise RuntimeError("a trainer must be the first job that its ranks come to")
         self._run = run
         _close_at_exit(weakref.ref(self))
-        return run
 
     def _agreed(self) -> list[tuple[str, str]]:
         """What all ranks must have alike."""
         terms = self._settings
         about = {
             "torch": torch.__version__, "seed": terms.seed, "reduction": terms.reduction, "clip": terms.clip,
-            "own": [self._own_inputs, self._own_targets], "timing": self._timing,
+            "own": [self._own_inputs, self._own_targets], "timing": self._timing, "names": terms.may_tie,
         }  # fmt: skip
         return [(f"train.{name}", json.dumps(value)) for name, value in about.items()]
 

@@ -12,15 +12,17 @@ from typing import Any
 
 import torch
 
-from .._stages import At, Chunk, Out, Spec
+from .._arrays import rows_of
+from .._stages import At, Chunk, Out, Spec, layout_of, specs_of
 from . import _shapes
 from ._meeting import Meeting, Turn, Verdict
 from ._settings import Settings
 from ._shapes import Specs
 from ._stage import ModelStage, Tensors, loss_of, norm_of
+from ._ties import Form, Tied, forms_of, ties_among, ties_in, weights_of
 
 # The modes of a turn, as they travel.
-_MODES = ["train", "evaluate", "look"]
+_MODES = ["train", "evaluate", "look", "tie"]
 
 
 class Rank:
@@ -31,6 +33,8 @@ class Rank:
         self.own_inputs, self.own_targets = own_inputs, own_targets
         self.stages: dict[int, ModelStage] = {}
         self._specs: dict[int, Specs] = {}
+        # Of each stage that was made to learn what it makes: its inputs, its outputs and its weights.
+        self._learnt: dict[int, tuple[Specs, Specs, dict[str, Form]]] = {}
         self._splits = {
             (stage, microbatch)
             for actions in settings.schedule.actions()
@@ -51,7 +55,7 @@ class Rank:
     def stage(self, number: int, device: str) -> ModelStage:
         """A stage of this rank; it is made at the first call."""
         if number not in self.stages:
-            self.stages[number] = self.settings.made(number, torch.device(device))
+            self.stages[number] = self.settings.made(number, torch.device(device), self.stages)
         return self.stages[number]
 
     def turn(self, number: int) -> Turn:
@@ -61,7 +65,7 @@ class Rank:
             if turn.issued is not None:
                 torch.cuda.current_stream().wait_event(turn.issued)
             for stage in self.stages.values():
-                stage.begin(turn.mode != "evaluate")
+                stage.begin(turn.trains)
             self._turn, self._left, self._verdict = turn, len(self._own), None
         return self._turn
 
@@ -96,16 +100,29 @@ class Rank:
 
     # What travels.
 
-    def forward_specs(self, number: int, inputs: Mapping[str, Spec]) -> Specs:
-        """The tensors behind the forward of a stage."""
+    def forward_specs(self, number: int, inputs: Mapping[str, Spec], learns: bool = False) -> Specs:
+        """The tensors behind the forward of a stage. With `learns` it is kept, with what the stage's weights look like."""
         if _shapes.is_exchange(inputs):
             return dict(inputs)
         self._specs[number] = {name: inputs[name] for name in _shapes.inputs_in(inputs)}
-        if number == self.settings.count - 1:
+        known = self._learnt.get(number)
+        if known is not None and known[0] == inputs:
+            return known[1]
+        is_last = number == self.settings.count - 1
+        if is_last and not learns:
             return {}
         module = self.stages[number].module if number in self.stages else self.settings.stages(number)
         targets = {name: inputs[name] for name in _shapes.targets_in(inputs)}
-        return {**_shapes.outputs_of(number, module, inputs), **targets}
+        outputs = {} if is_last else {**_shapes.outputs_of(number, module, inputs), **targets}
+        if learns:
+            self._learnt[number] = dict(inputs), outputs, forms_of(weights_of(number, module, self.settings.names))
+        return outputs
+
+    def ties(self, specs: Specs) -> list[Tied]:
+        """The tied weights of the model, for a microbatch like this. Each stage is made once, for a moment."""
+        for number in range(self.settings.count):
+            specs = self.forward_specs(number, specs_of(rows_of(layout_of(specs))), learns=True)
+        return ties_among([self._learnt[number][2] for number in range(self.settings.count)])
 
     def backward_specs(self, number: int, inputs: Mapping[str, Spec]) -> Specs:
         """The tensors behind the backward of a stage."""
@@ -209,6 +226,9 @@ class Forward(_Work):
         return cls.of.forward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
+        if not turn.computes:
+            _clear(out)
+            return
         names = list(chunk)
         device = self.stage.device
         if self.number == 0 and self.of.own_inputs:
@@ -217,15 +237,14 @@ class Forward(_Work):
             # The slot goes back before autograd has read what it keeps.
             inputs = tuple(chunk[name].clone() for name in _shapes.inputs_in(names))
             for name, one in zip(_shapes.inputs_in(names), inputs, strict=True):
-                one.requires_grad_(name[0] == "g" and turn.mode != "evaluate")
+                one.requires_grad_(name[0] == "g" and turn.trains)
         is_last = self.number == self.of.settings.count - 1
         targets: Tensors = ()
         if is_last and self.of.own_targets:
             targets = tuple(one.to(device) for one in turn.targets[microbatch])
         elif is_last:
             targets = tuple(chunk[name].clone() for name in _shapes.targets_in(names))
-        trains, looks = turn.mode != "evaluate", turn.mode == "look"
-        made = self.stage.forward((turn.step, microbatch), inputs, targets, trains, looks)
+        made = self.stage.forward((turn.step, microbatch), inputs, targets, turn.trains, turn.mode == "look")
         if is_last:
             return
         for name, one in zip(_shapes.inputs_in(out), made, strict=True):
@@ -236,15 +255,19 @@ class Forward(_Work):
     def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
         stage, settings = self.stage, self.of.settings
         numbers, finding = out["numbers"], out["finding"]
-        finding.copy_(chunk["finding"])
+        for name in chunk:
+            if name != "numbers":
+                out[name].copy_(chunk[name])
         if self.number == 0:
             numbers.zero_()
             numbers[0], numbers[1] = number, _MODES.index(turn.mode)
         else:
             numbers.copy_(chunk["numbers"])
-        if turn.mode == "train":
-            numbers[2 + self.number].copy_(stage.squares())
-        if self.number == settings.count - 1:
+        if turn.mode == "tie" and "ties" in chunk:
+            stage.tie(ties_in(chunk["ties"]), out)
+        if turn.trains:
+            numbers[2 + self.number].copy_(stage.squares() + stage.add_tied(out, turn.mode == "look"))
+        if self.number == settings.count - 1 and turn.computes:
             losses = [stage.losses[microbatch] for microbatch in range(settings.microbatches)]
             numbers[2 + settings.count :][: settings.microbatches].copy_(torch.stack(losses))
         if self.of.times is not None:
@@ -264,6 +287,11 @@ class Forward(_Work):
         finding.copy_(torch.tensor(list(told), dtype=torch.uint8))
 
 
+def _clear(out: Out) -> None:
+    for tensor in out.values():
+        tensor.zero_()
+
+
 class Backward(_Work):
     """The backward of a stage, and its part of the end of a step."""
 
@@ -276,9 +304,8 @@ class Backward(_Work):
         return cls.of.backward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
-        if turn.mode == "evaluate":
-            for gradient in out.values():
-                gradient.zero_()
+        if not turn.trains:
+            _clear(out)
             return
         looks = turn.mode == "look"
         grads = [chunk[f"d{at}"].clone() for at in range(len(list(chunk)))]
@@ -290,8 +317,10 @@ class Backward(_Work):
             out[f"d{at}"].copy_(gradient)
 
     def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
-        for name in ("numbers", "finding"):
+        for name in chunk:
             out[name].copy_(chunk[name])
+        if turn.mode == "train":
+            self.stage.take_tied(chunk)
         self._ended = chunk["numbers"].clone(), chunk["finding"].clone()
 
     def later(self, chunk: int) -> None:
@@ -299,12 +328,12 @@ class Backward(_Work):
         number, microbatch = self._at(chunk)
         turn = self.of.turn(number)
         if microbatch < self.of.settings.microbatches:
-            if turn.mode != "evaluate":
+            if turn.trains:
                 with self._timed(turn, "W"):
                     self.stage.backward_weight(microbatch, turn.mode == "look")
             return
         assert self._ended is not None
         verdict = self.of.ends(number, *self._ended)
-        if turn.mode != "evaluate":
+        if turn.trains:
             self.stage.apply(verdict.norm)
         self.of.leaves(number)
