@@ -46,6 +46,7 @@ class _Terms:
     live_token_file: str | None
     schedule: _native.Schedule | None
     settings: list[tuple[str, str]]
+    place: list[tuple[str, str]]
 
 
 class Job:
@@ -112,6 +113,7 @@ class Job:
         self._most = [checked_specs("most=", kind) for kind in kinds] if kinds is not None else None
         self._schedule: _native.Schedule | None = None
         self._settings: list[tuple[str, str]] = []
+        self._place: list[tuple[str, str]] = []
         self._arrays = arrays
         self._devices = list(devices or [])
         self._given = stages
@@ -140,9 +142,11 @@ class Job:
         _check("steps", steps, 1, 65535)
         return steps or 1
 
-    def follow(self, schedule: _native.Schedule, settings: list[tuple[str, str]]) -> None:
-        """Lets the ranks work in the order of a schedule. They must have the settings alike."""
-        self._schedule, self._settings = schedule, settings
+    def follow(self, schedule: _native.Schedule, settings: list[tuple[str, str]], place: list[tuple[str, str]]) -> None:
+        """Lets the ranks work in the order of a schedule. They must have the settings alike. `place` has variables of a launcher, which
+        count instead of those of the environment.
+        """
+        self._schedule, self._settings, self._place = schedule, settings, place
 
     def run(self) -> Summary | None:
         """Runs the job to its end. Gives its summary on rank 0, and None on other ranks.
@@ -242,7 +246,7 @@ class Job:
         """The job, begun; None where this rank is of a later job. `read` gets what the source yields, and None is an opened job."""
         global _has_opened
         try:
-            placed = _native.place()
+            placed = _native.place(self._place)
         except _native.EndError as end:
             raise of_end(end.args) from None
         has_others = any(rank > 0 for place in self._places for rank in place.ranks)
@@ -266,7 +270,7 @@ class Job:
         depth, restarts, stuck_after, first_after, report = self._terms
         terms = _Terms(
             self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, report, *self._late, *self._live,
-            self._schedule, self._settings,
+            self._schedule, self._settings, self._place,
         )  # fmt: skip
         if "PP_SUPERVISOR_PID" in os.environ and threading.current_thread() is threading.main_thread():
             # Rank 0 hears of Ctrl-C, and tells this rank what to do.

@@ -20,14 +20,16 @@ Names = Callable[[int, str], str]
 class NotFiniteError(ArithmeticError):
     """A loss or a gradient is not finite. Weights, buffers and optimizers are as before the step.
 
-    It names the first one: `stage`, its `rank`, `microbatch` and `tensor`.
+    It names the first one: `stage`, its `rank`, `microbatch` and `tensor`; and `pipeline` where there are several.
     """
 
-    def __init__(self, step: int, rank: int, stage: int, microbatch: int, tensor: str) -> None:
+    def __init__(self, step: int, rank: int, stage: int, microbatch: int, tensor: str, pipeline: int | None = None) -> None:
+        of = f" of pipeline {pipeline}" if pipeline is not None else ""
         super().__init__(
-            f"step {step}: {tensor} of stage {stage} (rank {rank}) is not finite in microbatch {microbatch}; the weights are as before"
+            f"step {step}: {tensor} of stage {stage} (rank {rank}{of}) is not finite in microbatch {microbatch}; the weights are as before"
         )
         self.step, self.rank, self.stage, self.microbatch, self.tensor = step, rank, stage, microbatch, tensor
+        self.pipeline = pipeline
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Settings:
     clip: float | None
     seed: int
     names: Names
+    # Where the microbatches of this pipeline begin among those of all pipelines.
+    first: int = 0
 
     @property
     def count(self) -> int:

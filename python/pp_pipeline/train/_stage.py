@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,6 +14,8 @@ from ._backward import backward_input, backward_weight, divides
 from ._ties import Tied, weights_of
 
 Tensors = tuple[torch.Tensor, ...]
+# Most bytes of gradients that travel at once between pipelines, unless one weight alone has more.
+_FLAT = 32 << 20
 
 
 def seed_of(seed: int, step: int, stage: int, microbatch: int) -> int:
@@ -84,7 +86,8 @@ class ModelStage:
     def forward(self, at: tuple[int, int], inputs: Tensors, targets: Tensors, trains: bool, looks: bool = False) -> Tensors:
         """Runs step and microbatch `at`. Gives what goes on; of the last stage nothing."""
         step, microbatch = at
-        with seeded(seed_of(self._settings.seed, step, self.number, microbatch), self.device), torch.set_grad_enabled(trains):
+        seed = seed_of(self._settings.seed, step, self.number, self._settings.first + microbatch)
+        with seeded(seed, self.device), torch.set_grad_enabled(trains):
             with _Checkpoints() if self._is_new and trains else nullcontext() as checkpoints:
                 made = self.module(*inputs)
             outputs = made if isinstance(made, (tuple, list)) else (made,)
@@ -178,6 +181,28 @@ class ModelStage:
                 if id(p) not in tied:
                     total += p.grad.double().square().sum()
         return total
+
+    def flat_gradients(self) -> Iterator[tuple[torch.Tensor, list[torch.nn.Parameter]]]:
+        """Lays the gradients into flat tensors of one type, with the weights that each is of. Behind them is 1 for a weight that had a
+        gradient, and 0 for another one.
+        """
+        parts: list[list[torch.nn.Parameter]] = []
+        for p in self._params:
+            if not parts or parts[-1][0].dtype != p.dtype or sum(one.nbytes for one in parts[-1]) + p.nbytes > _FLAT:
+                parts.append([])
+            parts[-1].append(p)
+        for part in parts:
+            flat = torch.zeros(sum(p.numel() for p in part) + len(part), dtype=part[0].dtype, device=self.device)
+            at = 0
+            for number, p in enumerate(part):
+                place = flat[at : at + p.numel()].view(p.shape)
+                if p.grad is not None:
+                    place.copy_(p.grad)
+                    flat[number - len(part)] = 1
+                # The memory of the old one is free before the next are laid.
+                p.grad = place
+                at += p.numel()
+            yield flat, part
 
     def tie(self, ties: Sequence[Tied], sums: Any) -> None:
         """Takes its part of the tied weights. The values of the first holder are put into `sums`, and later ones take them."""

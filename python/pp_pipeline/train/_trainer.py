@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from .._job import Job
 from .._stages import Item, Spec, specs_of_item
 from . import _shapes
 from ._meeting import Meeting, Turn, Verdict
+from ._pipelines import PipelineLostError, Pipelines
 from ._settings import Names, NotFiniteError, Optimizer, cut, halves, settings
 from ._stage import Tensors
 from ._ties import sums_specs, table_of
@@ -30,9 +34,11 @@ class Trainer:
     gives one number for a microbatch; `reduction` says whether it is a "mean" over its rows, or a "sum". `optimizer(parameters)` and
     `scheduler(optimizer)` are called for each stage. `clip` is the largest norm of all gradients together. `seed` decides all random
     numbers in the stages. `names(stage, name)` gives a weight or buffer of a stage its name in the whole model; without it that is
-    `stages.STAGE.NAME`. With `own_inputs` the rank of stage 0 takes the inputs of its own loop, and with `own_targets` the rank of
-    the last stage its targets; otherwise rank 0 sends its own. `devices`, `stuck_after`, `first_after`, `report` and `command` are
-    those of `Job`. With `timing` the times of all actions are measured, for `times()`.
+    `stages.STAGE.NAME`; a weight to which several stages give one name is tied. `pipeline_of(rank)` makes several pipelines of the
+    world of a launcher: the ranks to which it gives one value are a pipeline. With `own_inputs` the rank of stage 0 takes the inputs of
+    its own loop, and with `own_targets` the rank of the last stage its targets; otherwise rank 0 sends its own. `devices`,
+    `stuck_after`, `first_after`, `report` and `command` are those of `Job`. With `timing` the times of all actions are measured, for
+    `times()`.
 
     Every rank runs the same loop over `step`. `close()`, or the end of a `with`, ends the job.
     """
@@ -52,6 +58,7 @@ class Trainer:
         clip: float | None = None,
         seed: int = 0,
         names: Names | None = None,
+        pipeline_of: Callable[[int], Any] | None = None,
         own_inputs: bool = False,
         own_targets: bool = False,
         devices: list[str] | None = None,
@@ -67,6 +74,8 @@ class Trainer:
         )  # fmt: skip
         self._of_job: dict[str, Any] = dict(devices=devices, stuck_after=stuck_after, first_after=first_after, report=report, command=command)
         self._own_inputs, self._own_targets, self._timing = own_inputs, own_targets, timing
+        self._pipeline_of = pipeline_of
+        self._pipelines: Pipelines | None = None
         self._turns = self._calls = self._steps = 0
         self._shapes: Any = None
         self._run: Run | None = None
@@ -82,11 +91,14 @@ class Trainer:
         if verdict.norm is None:
             # The same once more tells where it began: the weights have not moved.
             found = self._take("look", batch).finding
+            pipeline = None
+            if self._pipelines is not None:
+                pipeline, found = self._pipelines.finding(self._turns, found)
             step, self._steps = self._steps, self._steps + 1
             if found is None:
                 raise NotFiniteError(step, 0, 0, 0, "the sum of the squares of all gradients")
             rank = self._settings.schedule.rank_of[found["stage"]]
-            raise NotFiniteError(step, rank, found["stage"], found["microbatch"], found["tensor"])
+            raise NotFiniteError(step, rank, found["stage"], found["microbatch"], found["tensor"], pipeline)
         self._steps += 1
         self._verdict = verdict
         return verdict.loss
@@ -133,12 +145,28 @@ class Trainer:
         self._meeting.end(error, self._calls)
         if self._run.is_rank_0:
             self._stream.end(error=error)
+        if self._pipelines is not None and error is not None:
+            with suppress(PipelineLostError):
+                self._pipelines.left(error)
         try:
             self._run.finish()
-        except BaseException:
+            if self._pipelines is not None and error is None:
+                self._pipelines.end(self._turns, self._calls)
+        except BaseException as raised:
             # It is the loop's own, or comes of it.
             if error is None:
+                self._leaves(raised)
                 raise
+
+    def _leaves(self, error: BaseException) -> None:
+        """The loop leaves with an error."""
+        if self._pipelines is not None:
+            try:
+                self._pipelines.left(error)
+            finally:
+                if self._run is not None:
+                    self._is_closed = True
+                    self._run.abort()
 
     def _take(self, mode: str, batch: Any) -> Verdict:
         if self._is_closed:
@@ -151,7 +179,11 @@ class Trainer:
         self._calls += mode != "look"
         if self._run is None:
             self._shapes = shapes
-            self._begin(inputs[0], targets[0])
+            try:
+                self._begin(inputs[0], targets[0])
+            except BaseException as error:
+                self._leaves(error)
+                raise
             if self._settings.may_tie:
                 # Not every rank knows whether there are some.
                 self._go("tie", inputs, targets)
@@ -176,6 +208,7 @@ class Trainer:
         except BaseException as error:
             # The driver must not wait for a loop that has left.
             self._meeting.end(error, self._calls)
+            self._leaves(error)
             raise
 
     def _sent(self, inputs: Tensors, targets: Tensors) -> dict[str, torch.Tensor]:
@@ -196,6 +229,8 @@ class Trainer:
     def _goes_on(self) -> None:
         """Raises what has ended the job, if it has ended."""
         assert self._run is not None
+        if self._pipelines is not None:
+            self._pipelines.check()
         if self._run.is_over(0.0):
             self._is_closed = True
             self._run.finish()
@@ -203,10 +238,21 @@ class Trainer:
 
     def _begin(self, inputs: Tensors, targets: Tensors) -> None:
         terms = self._settings
-        placed = _native.place()
+        place: list[tuple[str, str]] = []
+        if self._pipeline_of is not None:
+            self._pipelines = Pipelines(self._pipeline_of, max(terms.schedule.rank_of) + 1)
+            self._of_job["devices"], place = self._pipelines.meet(
+                {**dict(self._agreed()), "schedule": _digest(terms.schedule.actions())},
+                self._of_job["devices"],
+                self._of_job["first_after"] or 1e9,
+            )
+            terms = self._settings = replace(terms, first=self._pipelines.number * terms.microbatches)
+            if self._pipelines.number > 0:
+                self._of_job["report"] = None
+        placed = _native.place(place)
         rank = 0 if placed is None else placed[0]
         self._meeting = Meeting(rank)
-        self._rank = Rank(rank, terms, self._meeting, self._own_inputs, self._own_targets, self._timing)
+        self._rank = Rank(rank, terms, self._meeting, self._own_inputs, self._own_targets, self._timing, self._pipelines)
         self._rank.first_specs = specs_of_item(Item({f"x{at}": one for at, one in enumerate(inputs)}))
         exchange = _shapes.exchange_specs(terms.count, terms.microbatches, self._timing)
         microbatch = specs_of_item(Item(self._sent(inputs, targets)))
@@ -227,7 +273,7 @@ class Trainer:
             done=_nothing,
             **self._of_job,
         )
-        job.follow(terms.schedule, self._agreed())
+        job.follow(terms.schedule, self._agreed(), place)
         flow = _native.Flow(terms.microbatches + 1, 2**62, False, False)
         self._stream = flow.stream(False)
         flow.end()
@@ -236,6 +282,8 @@ class Trainer:
             raise RuntimeError("a trainer must be the first job that its ranks come to")
         self._run = run
         _close_at_exit(weakref.ref(self))
+        if self._pipelines is not None:
+            self._pipelines.connect(self._goes_on)
 
     def _agreed(self) -> list[tuple[str, str]]:
         """What all ranks must have alike."""
@@ -245,6 +293,10 @@ class Trainer:
             "own": [self._own_inputs, self._own_targets], "timing": self._timing, "names": terms.may_tie,
         }  # fmt: skip
         return [(f"train.{name}", json.dumps(value)) for name, value in about.items()]
+
+
+def _digest(actions: Any) -> str:
+    return hashlib.sha256(repr(actions).encode()).hexdigest()[:16]
 
 
 def _nothing(chunk: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -16,6 +16,7 @@ from .._arrays import rows_of
 from .._stages import At, Chunk, Out, Spec, layout_of, specs_of
 from . import _shapes
 from ._meeting import Meeting, Turn, Verdict
+from ._pipelines import Pipelines
 from ._settings import Settings
 from ._shapes import Specs
 from ._stage import ModelStage, Tensors, loss_of, norm_of
@@ -28,8 +29,18 @@ _MODES = ["train", "evaluate", "look", "tie"]
 class Rank:
     """The stages of the model that stand on this rank, and where their job is. The driver alone calls it."""
 
-    def __init__(self, rank: int, settings: Settings, meeting: Meeting, own_inputs: bool, own_targets: bool, timing: bool) -> None:
-        self.rank, self.settings, self.meeting = rank, settings, meeting
+    def __init__(
+        self,
+        rank: int,
+        settings: Settings,
+        meeting: Meeting,
+        own_inputs: bool,
+        own_targets: bool,
+        timing: bool,
+        pipelines: Pipelines | None,
+    ) -> None:
+        self.rank, self.settings, self.meeting, self.pipelines = rank, settings, meeting, pipelines
+        self._added: Counter[int] = Counter()
         self.own_inputs, self.own_targets = own_inputs, own_targets
         self.stages: dict[int, ModelStage] = {}
         self._specs: dict[int, Specs] = {}
@@ -67,7 +78,19 @@ class Rank:
             for stage in self.stages.values():
                 stage.begin(turn.trains)
             self._turn, self._left, self._verdict = turn, len(self._own), None
+            self._added.clear()
+            if self.pipelines is not None:
+                if number == 0:
+                    self.pipelines.begin(self.stages)
+                self.pipelines.turn(number, _MODES.index(turn.mode))
         return self._turn
+
+    def added(self, stage: ModelStage, turn: Turn) -> None:
+        """A stage has added the gradients of a microbatch. Behind the last one the other pipelines get their sum."""
+        self._added[stage.number] += 1
+        if self.pipelines is not None and turn.mode == "train" and self._added[stage.number] == self.settings.microbatches:
+            self.pipelines.agree(_MODES)
+            self.pipelines.add(stage)
 
     def ends(self, number: int, numbers: torch.Tensor, finding: torch.Tensor) -> Verdict:
         """What the exchange says of a turn."""
@@ -253,7 +276,7 @@ class Forward(_Work):
             out[name].copy_(chunk[name])
 
     def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
-        stage, settings = self.stage, self.of.settings
+        stage, settings, pipelines = self.stage, self.of.settings, self.of.pipelines
         numbers, finding = out["numbers"], out["finding"]
         for name in chunk:
             if name != "numbers":
@@ -265,11 +288,17 @@ class Forward(_Work):
             numbers.copy_(chunk["numbers"])
         if turn.mode == "tie" and "ties" in chunk:
             stage.tie(ties_in(chunk["ties"]), out)
+        if pipelines is not None:
+            pipelines.agree(_MODES)
+            if turn.mode == "train":
+                pipelines.added(stage, settings.reduction)
         if turn.trains:
             numbers[2 + self.number].copy_(stage.squares() + stage.add_tied(out, turn.mode == "look"))
         if self.number == settings.count - 1 and turn.computes:
-            losses = [stage.losses[microbatch] for microbatch in range(settings.microbatches)]
-            numbers[2 + settings.count :][: settings.microbatches].copy_(torch.stack(losses))
+            losses = torch.stack([stage.losses[microbatch] for microbatch in range(settings.microbatches)])
+            if pipelines is not None and turn.mode != "look":
+                losses = pipelines.losses(losses, settings.reduction)
+            numbers[2 + settings.count :][: settings.microbatches].copy_(losses)
         if self.of.times is not None:
             at = 2 + settings.count + settings.microbatches + len(_shapes.OPS) * self.number
             medians = torch.tensor(self.of.times.medians(self.number), dtype=torch.float64)
@@ -313,6 +342,7 @@ class Backward(_Work):
             made = self.stage.backward_input(microbatch, grads, looks)
         else:
             made = self.stage.backward(microbatch, grads, looks)
+            self.of.added(self.stage, turn)
         for at, gradient in enumerate(made):
             out[f"d{at}"].copy_(gradient)
 
@@ -331,6 +361,7 @@ class Backward(_Work):
             if turn.trains:
                 with self._timed(turn, "W"):
                     self.stage.backward_weight(microbatch, turn.mode == "look")
+                self.of.added(self.stage, turn)
             return
         assert self._ended is not None
         verdict = self.of.ends(number, *self._ended)
