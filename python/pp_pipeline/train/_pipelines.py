@@ -22,11 +22,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._errors import JobError
+from .. import _native
+from .._errors import JobError, of_end
 from ._stage import ModelStage
 
-# How often the news are read, and after how many seconds a store that does not answer is lost.
-_EVERY, _SILENT = 0.05, 5.0
+# How often the news are read, in seconds.
+_EVERY = 0.05
 _numbers = itertools.count()
 
 
@@ -68,7 +69,10 @@ class Pipelines:
         self._broken: tuple[float, str] | None = None
         self._is_over = self._is_told = False
         self._answers = 0
-        self._looked = (0, 0, 0.0)
+        self._looked = (0, 0, 0.0, 0.0)
+        # As a rank that does not answer.
+        self._silent = 3e-3 * float(os.environ.get("PP_HEARTBEAT_MS", 250))
+        self._job: _native.Running | None = None
         self._sums: dict[int, list[tuple[Any, torch.Tensor, list[torch.nn.Parameter]]]] = {}
         self._turn: tuple[int, Any, torch.Tensor] | None = None
         self._host_group: Any = None
@@ -91,6 +95,7 @@ class Pipelines:
                         self._news.append(event)
                         self._changed.notify_all()
                 self._answers += 1
+                self._look_at_job()
                 time.sleep(_EVERY)
         except Exception as error:
             with self._changed:
@@ -101,8 +106,23 @@ class Pipelines:
         self._is_over = True
         self._reader.join(1.0)
 
+    def _look_at_job(self) -> None:
+        """Tells what has ended the job of this pipeline, also while the loop does something else."""
+        try:
+            if self._job is not None and not self._is_told:
+                self._job.wait(0.0)
+        except _native.EndError as end:
+            if self._lost() is None:
+                self._tell_lost(of_end(end.args))
+
+    def _tell_lost(self, error: BaseException) -> None:
+        self._is_told = True
+        of = error.rank if isinstance(error, JobError) and error.rank is not None else self.place
+        cause = f"{type(error).__name__}: {error}"[:1000]
+        self._tell(lost=self.number, rank=self._members[self.number][of], cause=cause)
+
     def _tell(self, **event: Any) -> None:
-        """Adds to the news. A store that does not answer holds up nobody for longer than a second."""
+        """Adds to the news. A store that does not answer holds up nobody for long."""
 
         def tell() -> None:
             try:
@@ -113,21 +133,23 @@ class Pipelines:
 
         thread = threading.Thread(target=tell, name="pp-tell", daemon=True)
         thread.start()
-        thread.join(1.0)
+        thread.join(0.5)
 
     def _lost(self) -> PipelineLostError | None:
         """What the first pipeline that was lost says, if it is another one than this."""
         first = next((event for event in self._news if "lost" in event), None)
         if first is not None:
             return None if first["lost"] == self.number else PipelineLostError(first["lost"], first["rank"], first["cause"])
-        answers, looks, since = self._looked
+        answers, looks, since, last = self._looked
         now = time.monotonic()
         if answers != self._answers:
-            answers, looks, since = self._answers, 0, now
-        self._looked = answers, looks + 1, since
-        if self._broken is None and looks > 50 and now - since > _SILENT:
-            # The reader had many chances to run.
-            self._broken = now, f"the store of torch.distributed has not answered for {_SILENT:g} s"
+            answers, looks, since, last = self._answers, 0, now, now
+        if now - last > 0.02:
+            looks, last = looks + 1, now
+        self._looked = answers, looks, since, last
+        # The reader had many chances to run.
+        if self._broken is None and looks > 10 and now - since > self._silent > 0:
+            self._broken = now, f"the store of torch.distributed has not answered for {now - since:.2g} s"
         # Where it is the own pipeline that is lost, the job knows more.
         if self._broken is not None and (self._rank_0 != self.number or now - self._broken[0] > 2):
             return PipelineLostError(self._rank_0, 0, f"{self._broken[1]}; as a rule it is in the process of this rank")
@@ -155,10 +177,7 @@ class Pipelines:
         lost = self._lost()
         if lost is not None:
             raise lost from error
-        self._is_told = True
-        of = error.rank if isinstance(error, JobError) and error.rank is not None else self.place
-        cause = f"{type(error).__name__}: {error}"[:1000]
-        self._tell(lost=self.number, rank=self._members[self.number][of], cause=cause)
+        self._tell_lost(error)
 
     def _wait(self, is_there: Callable[[], bool], seconds: float = 1e9, checks: bool = False) -> bool:
         until = time.monotonic() + seconds
@@ -216,8 +235,9 @@ class Pipelines:
             ("PP_JOB_ID", f"{came[0]['id']}/pipeline-{self.number}"),
         ]
 
-    def connect(self, goes_on: Callable[[], None]) -> None:
+    def connect(self, job: _native.Running, goes_on: Callable[[], None]) -> None:
         """Makes the groups; all ranks of the world come here. `goes_on` raises if the job has ended."""
+        self._job = job
         raised: list[BaseException] = []
 
         def work() -> None:
@@ -254,11 +274,10 @@ class Pipelines:
         """The loops of this pipeline have ended. Waits for those of all others."""
         if self.place == 0:
             self._tell(ended=self.number, turns=turns, calls=calls)
-        ended = lambda: len([event for event in self._news if "ended" in event]) == self.count  # noqa: E731
-        self._wait(lambda: ended() or self._broken is not None, checks=True)
+        self._wait(lambda: self._broken is not None or sum("ended" in event for event in self._news) == self.count, checks=True)
         self._is_over = True
         for group in {self._host_group, self._group}:
-            dist.destroy_process_group(group)  # type: ignore[no-untyped-call,unused-ignore]
+            dist.destroy_process_group(group)
 
     # A turn.
 
@@ -335,7 +354,11 @@ class Pipelines:
         except RuntimeError as error:
             self._wait(lambda: self._lost() is not None, 1.0)
             self.check()
-            raise RuntimeError(f"a collective between the pipelines, ranks {self._holders} of the world, failed: {error}") from error
+            text = f"a collective between the ranks {self._holders} of the world failed: {error}"
+            if self.count > 2:
+                raise RuntimeError(text) from error
+            other = 1 - self.number
+            raise PipelineLostError(other, self._holders[other], text) from error
 
     def finding(self, turn: int, own: dict[str, Any] | None) -> tuple[int, dict[str, Any] | None]:
         """The first tensor that is not finite in any pipeline, with the number of the pipeline."""

@@ -283,7 +283,7 @@ class Trainer:
         self._run = run
         _close_at_exit(weakref.ref(self))
         if self._pipelines is not None:
-            self._pipelines.connect(self._goes_on)
+            self._pipelines.connect(run._running, self._goes_on)
 
     def _agreed(self) -> list[tuple[str, str]]:
         """What all ranks must have alike."""
