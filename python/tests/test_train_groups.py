@@ -84,9 +84,9 @@ def stage(number):
     return [Embeds, lambda: nn.Linear(4, 4), lambda: nn.Linear(4, 4), Predicts][number]()
 
 def terms(reduction):
-    return dict(ranks=2, stages_per_rank=2, stages=stage, loss=nn.CrossEntropyLoss(reduction=reduction), clip=0.4, seed=5,
-                reduction=reduction, names=lambda s, name: "w" if name in ("words.weight", "head.weight") else f"{s}.{name}",
-                optimizer=lambda p: torch.optim.SGD(p, 0.3, momentum=0.9, weight_decay=0.01))
+    return dict(ranks=2, stages_per_rank=2, stages=stage, loss=nn.CrossEntropyLoss(reduction=reduction), seed=5,
+                clip=0.4 if reduction == "sum" else None, reduction=reduction, names=lambda s, name: "w" if name in ("words.weight", "head.weight") else f"{s}.{name}",
+                optimizer=lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01))
 
 made = torch.Generator().manual_seed(1)
 data = [tuple(torch.randint(0, 6, (16,), generator=made) for _ in range(2)) for _ in range(4)]

@@ -198,8 +198,8 @@ class Pipelines:
         about = {**about, "pipeline_of": self._members}
         device = devices[self.place] if devices and self.place < len(devices) else "cpu"
         address, port = _free_address()
-        here = {"address": address, "port": port, "host": socket.gethostname(), "device": device, "id": secrets.token_hex(8)}
-        self._tell(hello=self._rank, about=about, **here)
+        here = {"address": address, "port": port, "host": socket.gethostname(), "id": secrets.token_hex(8)}
+        self._tell(hello=self._rank, about=about, device=device, next=device == "cuda", **here)
         came: dict[int, dict[str, Any]] = {}
 
         def all_came() -> bool:
@@ -218,14 +218,18 @@ class Pipelines:
         kinds = {came[rank]["device"].split(":")[0] for rank in self._holders}
         if len(kinds) > 1:
             raise ValueError(f"the ranks {self._holders} hold the same stages, and are on {sorted(kinds)}: give them devices of one kind")
-        self._is_on_gpu = kinds == {"cuda"}
         members = self._members[self.number]
         root = came[members[0]]
         of_host = [rank for rank in members if came[rank]["host"] == came[self._rank]["host"]]
         # Each pipeline would begin with the first GPU of its host.
-        gpus = {rank: sum(came[r]["host"] == came[rank]["host"] and came[r]["device"] == "cuda" for r in range(rank)) for rank in members}
-        if devices is not None:
-            devices = [f"cuda:{gpus[rank]}" if name == "cuda" else name for rank, name in zip(members, devices, strict=False)]
+        for rank, one in sorted(came.items()):
+            before = [other for other in range(rank) if came[other]["host"] == one["host"] and came[other]["next"]]
+            one["device"] = f"cuda:{len(before)}" if one["next"] else one["device"]
+        if devices is not None and len(devices) == len(members):
+            devices = [came[rank]["device"] for rank in members]
+        # NCCL takes no two ranks on one GPU.
+        gpus = {(came[rank]["host"], came[rank]["device"]) for rank in self._holders}
+        self._has_nccl = kinds == {"cuda"} and len(gpus) == self.count
         return devices, [
             ("RANK", str(self.place)),
             ("WORLD_SIZE", str(len(members))),
@@ -246,7 +250,7 @@ class Pipelines:
                     on_host = dist.new_group(list(ranks), backend="gloo")
                     if place == self.place:
                         self._host_group = self._group = on_host
-                if self._is_on_gpu:
+                if self._has_nccl:
                     self._group = dist.new_group(self._holders, backend="nccl", use_local_synchronization=True)
             except BaseException as error:
                 raised.append(error)
@@ -323,7 +327,7 @@ class Pipelines:
 
     def added(self, stage: ModelStage, reduction: str) -> None:
         """Waits for the gradients of a stage."""
-        if self._is_on_gpu:
+        if self._has_nccl:
             # NCCL does not notice a process that is gone.
             self._ends(self._gathers(torch.zeros(1))[0])
         for work, flat, params in self._sums.pop(stage.number):
