@@ -47,6 +47,7 @@ class _Terms:
     live_token_file: str | None
     schedule: _native.Schedule | None
     settings: list[tuple[str, str]]
+    place: list[tuple[str, str]]
 
 
 class Job:
@@ -114,6 +115,7 @@ class Job:
         self._most = [checked_specs("most=", kind) for kind in kinds] if kinds is not None else None
         self._schedule: _native.Schedule | None = None
         self._settings: list[tuple[str, str]] = []
+        self._place: list[tuple[str, str]] = []
         self._arrays = arrays
         self._counted: int | None = None
         self._devices = list(devices or [])
@@ -144,9 +146,11 @@ class Job:
         _check("steps", steps, 1, 65535)
         return steps or 1
 
-    def follow(self, schedule: _native.Schedule, settings: list[tuple[str, str]]) -> None:
-        """Lets the ranks work in the order of a schedule. They must have the settings alike."""
-        self._schedule, self._settings = schedule, settings
+    def follow(self, schedule: _native.Schedule, settings: list[tuple[str, str]], place: list[tuple[str, str]]) -> None:
+        """Lets the ranks work in the order of a schedule. They must have the settings alike. `place` has variables of a launcher, which
+        count instead of those of the environment.
+        """
+        self._schedule, self._settings, self._place = schedule, settings, place
 
     def run(self) -> Summary | None:
         """Runs the job to its end. Gives its summary on rank 0, and None on other ranks.
@@ -248,7 +252,7 @@ class Job:
     def _begin(self, flow: _native.Flow, read: _native.Stream | None) -> Run | None:
         """The job, begun; None where this rank is of a later job. `read` gets what the source yields, and None is an opened job."""
         global _has_opened
-        placed = placed_at()
+        placed = placed_at(self._place)
         has_others = any(rank > 0 for place in self._places for rank in place.ranks)
         if has_others and _has_opened and (placed is not None or self._command is None):
             # Another rank does not come here: in the opened job it stops.
@@ -270,7 +274,7 @@ class Job:
         depth, restarts, stuck_after, first_after = self._terms
         terms = _Terms(
             self._pipeline, self._devices, depth, restarts, command, number, stuck_after, first_after, *self._files, *self._late,
-            *self._live, self._schedule, self._settings,
+            *self._live, self._schedule, self._settings, self._place,
         )  # fmt: skip
         if "PP_SUPERVISOR_PID" in os.environ and threading.current_thread() is threading.main_thread():
             # Rank 0 hears of Ctrl-C, and tells this rank what to do.
@@ -286,10 +290,10 @@ class Job:
         return None if running.is_passed_over else Run(running, is_rank_0, program)
 
 
-def placed_at() -> tuple[int, int] | None:
+def placed_at(instead: list[tuple[str, str]] | None = None) -> tuple[int, int] | None:
     """The rank that this process has and the number of all, where it has one."""
     try:
-        return _native.place()
+        return _native.place(instead or [])
     except _native.EndError as end:
         raise of_end(end.args) from None
 

@@ -47,7 +47,11 @@ pub(crate) struct Terms {
     live_token_file: Option<PathBuf>,
     schedule: Option<Py<Schedule>>,
     settings: Vec<(String, String)>,
+    place: Variables,
 }
+
+/// Variables that count instead of those of the environment.
+type Variables = Vec<(String, String)>;
 
 /// Chunks, restarts and seconds of a job that is done.
 type Summary = (u64, u32, f64);
@@ -137,14 +141,18 @@ impl Running {
     }
 }
 
-fn settings() -> PyResult<Config> {
-    Config::from_env(|name| std::env::var_os(name)).map_err(|error| ended(&error))
+fn settings(instead: &Variables) -> PyResult<Config> {
+    let given = |name: &str| instead.iter().find(|(known, _)| known == name);
+    let value = |name: &str| given(name).map(|(_, value)| value.into());
+    Config::from_env(|name| value(name).or_else(|| std::env::var_os(name)))
+        .map_err(|error| ended(&error))
 }
 
 /// The rank that this process has and the number of all, where it has one.
 #[pyfunction]
-pub(crate) fn place() -> PyResult<Option<(u32, u32)>> {
-    let launch = settings()?.launch;
+#[pyo3(signature = (instead = Vec::new()))]
+pub(crate) fn place(instead: Variables) -> PyResult<Option<(u32, u32)>> {
+    let launch = settings(&instead)?.launch;
     Ok(launch.map(|launch| (launch.rank().get(), launch.world_size().get())))
 }
 
@@ -193,7 +201,7 @@ pub(crate) fn begin(
     program: Py<PyAny>,
     flow: Flow,
 ) -> PyResult<Running> {
-    let mut config = settings()?;
+    let mut config = settings(&terms.place)?;
     if let Some(limits) = &mut config.limits {
         limits.first = seconds_of(terms.first_after);
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -40,7 +41,7 @@ def test_every_schedule_gives_the_bits_of_one_process(ranks: int, sizes: tuple[i
     assert lines == [f"{count} cells, 0 wrong"] * ranks
 
 
-@pytest.mark.parametrize("mistake", ["twice", "other-weight", "other-slot", "left-out", "first"])
+@pytest.mark.parametrize("mistake", ["twice", "other-weight", "other-slot", "left-out", "first", "own-gradient", "other-values"])
 def test_a_mistake_is_found(mistake: str) -> None:
     lines = cells(2, 1, 4, 2, "--break", mistake)
     assert any("losses" in line or "gradients or weights" in line for line in lines), lines
@@ -91,6 +92,89 @@ if __name__ == "__main__":
     assert (out + error).count("(1, 1, 1, 'loss') True") == 2, (out, error)
 
 
+class Embeds(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.words(x))
+
+
+class Predicts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 6, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.own(x)))
+
+
+def words_of(stage: int, local: str) -> str:
+    return "words" if local in ("words.weight", "head.weight") else f"{stage}.{local}"
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_tied_weights_train_as_one_parameter(is_shared: bool) -> None:
+    torch.manual_seed(0)
+    one = torch.nn.Sequential(Embeds(), torch.nn.Linear(4, 4), Predicts())
+    parts = copy.deepcopy(list(one))
+    one[2].head.weight = one[0].words.weight
+    if is_shared:
+        # As a program has it that ties them by itself.
+        parts[2].head.weight = parts[0].words.weight
+    data = [(torch.randint(0, 6, (8,)), torch.randint(0, 6, (8,))) for _ in range(5)]
+    cross_entropy = torch.nn.functional.cross_entropy
+    losses, model = train.run_plain(
+        "gpipe", data, ranks=3, microbatches=4, stages=lambda s: parts[s], loss=cross_entropy, clip=0.3,
+        optimizer=lambda p: torch.optim.AdamW(p, 0.05), names=words_of,
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(one.parameters(), 0.05)
+    for (inputs, targets), loss in zip(data, losses, strict=True):
+        optimizer.zero_grad()
+        wanted = cross_entropy(one(inputs), targets)
+        wanted.backward()
+        torch.nn.utils.clip_grad_norm_(one.parameters(), 0.3)
+        optimizer.step()
+        assert loss == pytest.approx(wanted.item(), rel=1e-6)
+    assert model[2].head.weight is not model[0].words.weight and torch.equal(model[2].head.weight, model[0].words.weight)
+    torch.testing.assert_close(model[0].words.weight, one[0].words.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sum_of_tied_gradients_that_is_not_finite_is_named(film: Film) -> None:
+    code, out, error = film.run(
+        HEAD
+        + """
+class Huge(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3))
+    def forward(self, x):
+        # The gradient of each is finite, and of their sum not; and with large inputs that of each is not.
+        return x + self.w * torch.where(x > 5, 3e38, 0.8e38)
+
+if __name__ == "__main__":
+    made = dict(stages=lambda s: Huge(), names=lambda stage, local: "both", loss=lambda y, t: y.sum(), reduction="sum")
+    with trainer(**made) as own:
+        for scale in (1, 9):
+            for plain in (False, True):
+                bad = torch.full((4, 3), float(scale)), torch.zeros(4, 3)
+                try:
+                    if plain:
+                        made["optimizer"] = lambda p: torch.optim.SGD(p, 0.1)
+                        train.run_plain("1f1b", [bad], ranks=2, microbatches=2, **made)
+                    else:
+                        own.step(bad)
+                except train.NotFiniteError as raised:
+                    print((raised.stage, raised.microbatch, raised.tensor))
+        assert not any(module.w.any() for module in own.modules.values())
+"""
+    )
+    assert code == 0, error
+    assert (out + error).count("(1, 1, \"sum of the gradients of tied weight 'both'\")") == 4, (out, error)
+    assert (out + error).count("(1, 0, \"gradient of w (tied: 'both')\")") == 4, (out, error)
+
+
 @pytest.mark.parametrize(
     ("loop", "words"),
     [
@@ -131,6 +215,16 @@ def test_what_cannot_be_trained_is_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=words):
             train.Trainer(schedule, **{**good, **more})  # type: ignore[arg-type]
+    for stages, names, words in [
+        (lambda s: torch.nn.Linear(2, 2 + s), lambda s, local: local, "'weight' is float32 .2, 2. in stage 0, and float32 .3, 2. in stage 1"),
+        (lambda s: torch.nn.Linear(2, 2), lambda s, local: str(s), "two weights of stage 0 the name '0'"),
+        (lambda s: torch.nn.Linear(2, 2), lambda s, local: s, "gave 0: it gives the name"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=words):
+            train.Trainer("1f1b", **{**good, "stages": stages, "names": names}).step((torch.ones(4, 2),) * 2)  # type: ignore[arg-type]
+    same = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="stages 0 and 1 share a Parameter"):
+        train.run_plain("1f1b", [], **{**good, "stages": lambda s: same})  # type: ignore[arg-type]
     own = train.Trainer("1f1b", **good)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="4 equal microbatches"):
         own.step((torch.ones(6, 2), torch.ones(6, 2)))

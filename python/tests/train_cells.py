@@ -24,7 +24,7 @@ from pp_pipeline.train import Trainer, run_plain
 from pp_pipeline.train._stage import ModelStage
 
 KINDS = ["naive", "gpipe", "1f1b", "interleaved", "interleaved-zb", "zb-h1", "looped-bfs", "zbv", "dualpipe-v"]
-MISTAKES = ["twice", "other-weight", "other-slot", "left-out", "first", "crossed"]
+MISTAKES = ["twice", "other-weight", "other-slot", "left-out", "first", "crossed", "own-gradient", "other-values"]
 WIDTH, ROWS = 8, 2
 
 
@@ -53,8 +53,20 @@ class Middle(nn.Module):
 
 
 class Last(Middle):
+    """Has the words of the first stage, too."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.words = nn.Embedding(5, WIDTH)
+
     def forward(self, x: torch.Tensor, scale: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return super().forward(x, scale, y)[0] + y
+        made = super().forward(x, scale, y)[0] + y
+        return made + 0.1 * made @ self.words.weight.T @ self.words.weight
+
+
+def tied(number: int, local: str) -> str:
+    """Ties the words of the first and of the last stage, and one weight of all but the first."""
+    return local if local in ("words.weight", "one.weight") else f"{number}.{local}"
 
 
 def watched(gradients: list[list[torch.Tensor]], params: list[torch.Tensor]) -> torch.optim.Optimizer:
@@ -90,7 +102,7 @@ def one(kind: str, size: tuple[int, int, int], steps: int, device: str, dtype: t
         return dict(
             ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stage, loss=nn.functional.mse_loss,
             optimizer=lambda params: watched(gradients[next(order)], params), clip=0.5, seed=3,
-            scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2), names=None if microbatches % 2 else tied,
         )  # fmt: skip
 
     data = batches(steps, microbatches, dtype)
@@ -134,9 +146,9 @@ _RIGHT: dict[str, Any] = {}
 
 def broken(which: str) -> None:
     """Makes a mistake in the stages of ranks, and not in those of one process."""
-    names = ("forward", "backward", "backward_input", "backward_weight", "squares")
+    names = ("forward", "backward", "backward_input", "backward_weight", "squares", "take_tied", "tie")
     _RIGHT.update((name, getattr(ModelStage, name)) for name in names)
-    forward, backward, backward_input, weight, squares = _RIGHT.values()
+    forward, backward, backward_input, weight, squares, _, tie = _RIGHT.values()
     # The gradients that came last, of each job by stage.
     came: dict[Any, dict[int, Any]] = {}
 
@@ -181,12 +193,17 @@ def broken(which: str) -> None:
 
         return mistaken
 
+    def other_values(stage: Any, ties: Any, sums: Any) -> None:
+        tie(stage, ties, {name: torch.zeros_like(flat) for name, flat in sums.items()} if stage.number else sums)
+
     made: dict[str, dict[str, Any]] = {
         "twice": {"backward": twice},
         "other-weight": {"backward_weight": other_weight},
         "other-slot": {"forward": other_slot},
         "left-out": {"squares": left_out},
         "first": {"backward_weight": first},
+        "own-gradient": {"take_tied": lambda *_: None},
+        "other-values": {"tie": other_values},
         "crossed": {"backward": crossed(backward), "backward_input": crossed(backward_input)},
     }
     for name, mistaken in made[which].items():

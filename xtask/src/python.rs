@@ -12,13 +12,14 @@ use crate::chosen::{MUST_RUN, PART, cannot_run, seed};
 use crate::process::{built, cargo, command, listed, output, root, run, target};
 
 /// The tests that need PyTorch.
-const TORCH_TESTS: [&str; 6] = [
+const TORCH_TESTS: [&str; 7] = [
     "python/tests/test_export.py",
     "python/tests/test_torch.py",
     "python/tests/test_cuda.py",
     "python/tests/test_networks.py",
     "python/tests/test_train.py",
     "python/tests/test_train_checkpoint.py",
+    "python/tests/test_train_groups.py",
 ];
 
 /// Checks the types of the package and runs its suite. The tests with PyTorch run where there is one. `packages` is what cargo

@@ -3,8 +3,9 @@
 `docs/training.md` of the project is the guide.
 """
 
+from ._pipelines import PipelineLostError
 from ._plain import run_plain
 from ._settings import NotFiniteError
 from ._trainer import Trainer
 
-__all__ = ["NotFiniteError", "Trainer", "run_plain"]
+__all__ = ["NotFiniteError", "PipelineLostError", "Trainer", "run_plain"]

@@ -13,7 +13,7 @@ from ._stage import Tensors
 @dataclass
 class Turn:
     """What the loop of this rank has asked for: a step ("train"), an evaluation, a step once more that looks for the first tensor
-    that is not finite ("look"), or a checkpoint ("save").
+    that is not finite ("look"), a checkpoint ("save") or, before all others, that copies of tied weights begin alike ("tie").
     """
 
     number: int
@@ -48,6 +48,8 @@ class Verdict:
     times: dict[int, dict[str, float]]
     # When each action was at work, by stage and microbatch: start and end of F, of I or B, and of W, in seconds.
     moments: list[float]
+    # The pipeline in which something was not finite, where there are several.
+    pipeline: int | None = None
 
 
 class Meeting:

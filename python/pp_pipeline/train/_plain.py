@@ -9,6 +9,7 @@ import torch
 
 from ._settings import Names, NotFiniteError, Optimizer, cut, halves, settings
 from ._stage import ModelStage, Randomness, loss_of, norm_of
+from ._ties import forms_of, sums_specs, ties_among
 
 
 def run_plain(
@@ -37,7 +38,14 @@ def run_plain(
         reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed, names=names,
     )  # fmt: skip
     at = torch.device(device)
-    model = [terms.made(number, at) for number in range(terms.count)]
+    made: dict[int, ModelStage] = {}
+    for number in range(terms.count):
+        made[number] = terms.made(number, at, made)
+    model = list(made.values())
+    ties = ties_among([forms_of(stage.weights) for stage in model])
+    sums = {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=at) for name, spec in sums_specs(ties).items()}
+    for stage in model:
+        stage.tie(ties, sums)
     order = _order(terms.schedule.actions(), terms.count)
     losses = []
     for step, batch in enumerate(data):
@@ -45,21 +53,29 @@ def run_plain(
         for stage in model:
             stage.begin(True)
         _run(model, order, step, inputs, targets, False)
-        squares = [float(stage.squares()) for stage in model]
+        squares = _squares(model, sums, False)
         each = [float(model[-1].losses[microbatch]) for microbatch in range(microbatches)]
         norm = norm_of(squares, each)
         for stage in model:
+            stage.take_tied(sums)
             stage.apply(norm)
         if norm is None:
             for stage in model:
                 stage.begin(True)
             _run(model, order, step, inputs, targets, True)
+            _squares(model, sums, True)
             for stage in model:
                 stage.apply(None)
             found = min((stage.finding for stage in model if stage.finding), key=lambda one: one["order"])
             raise NotFiniteError(step, terms.schedule.rank_of[found["stage"]], found["stage"], found["microbatch"], found["tensor"])
         losses.append(loss_of(each, reduction))
     return losses, [stage.module for stage in model]
+
+
+def _squares(model: list[ModelStage], sums: dict[str, torch.Tensor], looks: bool) -> list[float]:
+    for one in sums.values():
+        one.zero_()
+    return [float(stage.squares() + stage.add_tied(sums, looks)) for stage in model]
 
 
 def _order(actions: list[list[tuple[int, str, int]]], count: int) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from .. import _native
 from ._stage import ModelStage, Randomness, Tensors, seed_of, seed_with
+from ._ties import set_apart
 
 Optimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 # Of a stage and a name of a weight or buffer in it: its name in the whole model.
@@ -19,14 +20,16 @@ Names = Callable[[int, str], str]
 class NotFiniteError(ArithmeticError):
     """A loss or a gradient is not finite. Weights, buffers and optimizers are as before the step.
 
-    It names the first one: `stage`, its `rank`, `microbatch` and `tensor`.
+    It names the first one: `stage`, its `rank`, `microbatch` and `tensor`; and `pipeline` where there are several.
     """
 
-    def __init__(self, step: int, rank: int, stage: int, microbatch: int, tensor: str) -> None:
+    def __init__(self, step: int, rank: int, stage: int, microbatch: int, tensor: str, pipeline: int | None = None) -> None:
+        of = f" of pipeline {pipeline}" if pipeline is not None else ""
         super().__init__(
-            f"step {step}: {tensor} of stage {stage} (rank {rank}) is not finite in microbatch {microbatch}; the weights are as before"
+            f"step {step}: {tensor} of stage {stage} (rank {rank}{of}) is not finite in microbatch {microbatch}; the weights are as before"
         )
         self.step, self.rank, self.stage, self.microbatch, self.tensor = step, rank, stage, microbatch, tensor
+        self.pipeline = pipeline
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,21 @@ class Settings:
     clip: float | None
     seed: int
     names: Names
+    # Where the microbatches of this pipeline begin among those of all pipelines.
+    first: int = 0
 
     @property
     def count(self) -> int:
         """The stages of the model."""
         return len(self.schedule.rank_of)
 
-    def made(self, number: int, device: torch.device) -> ModelStage:
-        """A stage of the model, its random numbers drawn by seed and number."""
+    @property
+    def may_tie(self) -> bool:
+        """Weights of several stages may have one name."""
+        return self.names is not _named
+
+    def made(self, number: int, device: torch.device, others: Mapping[int, ModelStage]) -> ModelStage:
+        """A stage of the model, its random numbers drawn by seed and number; `others` are those that this process has already."""
         # No step has this number.
         own = Randomness(torch.device("cpu"))
         seed_with(seed_of(self.seed, 2**63, number, 0), torch.device("cpu"))
@@ -58,6 +68,8 @@ class Settings:
             module = self.stages(number)
         finally:
             own.give_back()
+        if isinstance(module, torch.nn.Module):
+            set_apart(number, module, self.names, {other: stage.weights for other, stage in others.items()})
         return ModelStage(number, number == self.count - 1, module, self, device)
 
 

@@ -1,7 +1,8 @@
 """What travels between the stages of a model: names, shapes and types.
 
 A tensor that needs a gradient is called `g0`, `g1` and so on by its place among the inputs of a stage, one that needs none `x0`,
-`x1`, and a target `t0`. A gradient is called `d0`. The exchange at the end of a step has `numbers` and `finding`.
+`x1`, and a target `t0`. A gradient is called `d0`. The exchange at the end of a step has `numbers` and `finding`, and where weights
+are tied `ties`, the table of them, and a flat tensor of each type, such as `tied.float32`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def times_of(microbatches: int) -> int:
     return len(OPS) + 6 * microbatches
 
 
-def _dtype(spec: Spec) -> torch.dtype:
+def dtype_of(spec: Spec) -> torch.dtype:
+    """The type of a tensor, as PyTorch has it."""
     dtype: torch.dtype = getattr(torch, spec.dtype) if isinstance(spec.dtype, str) else spec.dtype
     return dtype
 
@@ -69,7 +71,7 @@ def outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec]) 
         state = {name: mode.from_tensor(tensor) for name, tensor in own}
         device = own[0][1].device if own else None
         inputs = [
-            torch.empty(specs[name].shape, dtype=_dtype(specs[name]), requires_grad=name[0] == "g", device=device)
+            torch.empty(specs[name].shape, dtype=dtype_of(specs[name]), requires_grad=name[0] == "g", device=device)
             for name in inputs_in(specs)
         ]
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,8 +11,11 @@ import torch
 from torch.utils import checkpoint
 
 from ._backward import backward_input, backward_weight, divides
+from ._ties import Tied, weights_of
 
 Tensors = tuple[torch.Tensor, ...]
+# Most bytes of gradients that travel at once between pipelines, unless one weight alone has more.
+_FLAT = 32 << 20
 
 
 def seed_of(seed: int, step: int, stage: int, microbatch: int) -> int:
@@ -59,6 +62,9 @@ class ModelStage:
         self.number, self._is_last, self._settings, self.device = number, is_last, settings, device
         self.module = module.to(device)
         self._params = [p for p in self.module.parameters() if p.requires_grad]
+        # All weights by their names in the whole model, and those that other stages have, too.
+        self.weights = weights_of(number, self.module, settings.names)
+        self._ties: dict[str, Tied] = {}
         self.optimizer = settings.optimizer(self._params) if self._params else None
         scheduler = settings.scheduler
         self.scheduler = scheduler(self.optimizer) if scheduler is not None and self.optimizer is not None else None
@@ -94,7 +100,7 @@ class ModelStage:
     def forward(self, at: tuple[int, int], inputs: Tensors, targets: Tensors, trains: bool, looks: bool = False) -> Tensors:
         """Runs step and microbatch `at`. Gives what goes on; of the last stage nothing. Sets PyTorch's random numbers."""
         step, microbatch = at
-        seed_with(seed_of(self._settings.seed, step, self.number, microbatch), self.device)
+        seed_with(seed_of(self._settings.seed, step, self.number, self._settings.first + microbatch), self.device)
         with nullcontext() if torch.is_grad_enabled() is trains else torch.set_grad_enabled(trains):
             with _Checkpoints() if self._is_new and trains else nullcontext() as checkpoints:
                 made = self.module(*inputs)
@@ -166,7 +172,9 @@ class ModelStage:
         return roots, list(grads)
 
     def _look_behind(self, microbatch: int, made: Sequence[torch.Tensor]) -> None:
-        named = [(f"gradient of {name}", p.grad) for name, p in self.module.named_parameters() if p.grad is not None]
+        also = {id(self.weights[name]): f" (tied: {name!r})" for name in self._ties}
+        weights = self.module.named_parameters()
+        named = [(f"gradient of {name}{also.get(id(p), '')}", p.grad) for name, p in weights if p.grad is not None]
         self._look(1, microbatch, [*((f"gradient of input {at}", grad) for at, grad in enumerate(made)), *named])
 
     def _look(self, kind: int, microbatch: int, tensors: Any) -> None:
@@ -177,14 +185,69 @@ class ModelStage:
                 self.finding = {"order": order, "stage": self.number, "microbatch": microbatch, "tensor": name}
 
     def squares(self) -> torch.Tensor:
-        """Makes the gradients of the step of what was added up, and gives the sum of their squares in f64."""
+        """Makes the gradients of the step of what was added up, and gives the sum of their squares in f64, without tied weights."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
+        tied = {id(self.weights[name]) for name in self._ties}
         for p in self._params:
             if p.grad is not None:
                 if self._settings.reduction == "mean":
                     p.grad.div_(self._settings.microbatches)
-                total += p.grad.double().square().sum()
+                if id(p) not in tied:
+                    total += p.grad.double().square().sum()
         return total
+
+    def flat_gradients(self) -> Iterator[tuple[torch.Tensor, list[torch.nn.Parameter]]]:
+        """Lays the gradients into flat tensors of one type, with the weights that each is of. Behind them is 1 for a weight that had a
+        gradient, and 0 for another one.
+        """
+        parts: list[list[torch.nn.Parameter]] = []
+        for p in self._params:
+            if not parts or parts[-1][0].dtype != p.dtype or sum(one.nbytes for one in parts[-1]) + p.nbytes > _FLAT:
+                parts.append([])
+            parts[-1].append(p)
+        for part in parts:
+            flat = torch.zeros(sum(p.numel() for p in part) + len(part), dtype=part[0].dtype, device=self.device)
+            at = 0
+            for number, p in enumerate(part):
+                place = flat[at : at + p.numel()].view(p.shape)
+                if p.grad is not None:
+                    place.copy_(p.grad)
+                    flat[number - len(part)] = 1
+                # The memory of the old one is free before the next are laid.
+                p.grad = place
+                at += p.numel()
+            yield flat, part
+
+    def tie(self, ties: Sequence[Tied], sums: Any) -> None:
+        """Takes its part of the tied weights. The values of the first holder are put into `sums`, and later ones take them."""
+        self._ties = {one.name: one for one in ties if self.number in one.stages}
+        for name, tied in self._ties.items():
+            values, _ = tied.of(sums)
+            if tied.stages[0] == self.number:
+                values.copy_(self.weights[name].detach())
+            else:
+                self.weights[name].data.copy_(values)
+
+    def add_tied(self, sums: Any, looks: bool = False) -> torch.Tensor:
+        """Adds the gradients of tied weights to the sums. Gives the squares, in f64, of those whose last holder this is."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for name, tied in self._ties.items():
+            values, count = tied.of(sums)
+            grad = self.weights[name].grad
+            if grad is not None:
+                values += grad
+                count += 1
+            if tied.stages[-1] == self.number:
+                total += values.double().square().sum()
+                if looks:
+                    self._look(2, self._settings.microbatches - 1, [(f"sum of the gradients of tied weight {name!r}", values)])
+        return total
+
+    def take_tied(self, sums: Any) -> None:
+        """Takes the sums as the gradients of tied weights."""
+        for name, tied in self._ties.items():
+            values, count = tied.of(sums)
+            self.weights[name].grad = values.clone() if count > 0 else None
 
     def apply(self, norm: float | None) -> None:
         """Ends a step: with the norm of all gradients the weights move, and without it everything is as before the step."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,14 @@ from .. import _native
 from .._errors import JobError, StageError
 from .._flow import Run
 from .._job import Job, placed_at
-from .._stages import Item, specs_of_item
+from .._stages import Item, Spec, specs_of_item
 from . import _shapes
 from ._checkpoint import Checkpoints, check_safetensors, load_weights, places_of
 from ._meeting import Meeting, Turn, Verdict
+from ._pipelines import PipelineLostError, Pipelines
 from ._settings import Names, NotFiniteError, Optimizer, cut, halves, settings
 from ._stage import ModelStage, Tensors
+from ._ties import sums_specs, table_of
 from ._work import Backward, Forward, Rank
 
 
@@ -38,10 +43,11 @@ class Trainer:
     gives one number for a microbatch; `reduction` says whether it is a "mean" over its rows, or a "sum". `optimizer(parameters)` and
     `scheduler(optimizer)` are called for each stage. `clip` is the largest norm of all gradients together. `seed` decides all random
     numbers in the stages. `names(stage, name)` gives a weight or buffer of a stage its name in the whole model; without it that is
-    `stages.STAGE.NAME`. With `own_inputs` the rank of stage 0 takes the inputs of its own loop, and with `own_targets` the rank of
-    the last stage its targets; otherwise rank 0 sends its own. `devices`, `stuck_after`, `first_after`, `report`, `live`,
-    `live_token_file` and `command` are those of `Job`. With `timing` the times of all actions are measured, for `times()` and the
-    report; `timeline` is then a file for a picture (SVG) of a step beside its simulation.
+    `stages.STAGE.NAME`; a weight to which several stages give one name is tied. `pipeline_of(rank)` makes several pipelines of the
+    world of a launcher: the ranks to which it gives one value are a pipeline. With `own_inputs` the rank of stage 0 takes the inputs of
+    its own loop, and with `own_targets` the rank of the last stage its targets; otherwise rank 0 sends its own. `devices`,
+    `stuck_after`, `first_after`, `report`, `live`, `live_token_file` and `command` are those of `Job`. With `timing` the times of all
+    actions are measured, for `times()` and the report; `timeline` is then a file for a picture (SVG) of a step beside its simulation.
 
     `checkpoint` is a folder that all ranks see. Each step whose number is a multiple of `every` leaves a checkpoint there. With
     `resume` the trainer begins with the last one, if there is one. If another rank than 0 is lost, up to `restarts` times in all, the
@@ -65,6 +71,7 @@ class Trainer:
         clip: float | None = None,
         seed: int = 0,
         names: Names | None = None,
+        pipeline_of: Callable[[int], Any] | None = None,
         own_inputs: bool = False,
         own_targets: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -92,8 +99,12 @@ class Trainer:
             live_token_file=live_token_file, command=command,
         )  # fmt: skip
         self._own_inputs, self._own_targets, self._timing = own_inputs, own_targets, timing
-        self._turns = 0
-        _check(checkpoint, every, resume, restarts)
+        self._turns = self._calls = 0
+        self._pipeline_of = pipeline_of
+        self._pipelines: Pipelines | None = None
+        # Variables of a launcher, which count instead of those of the environment.
+        self._place: list[tuple[str, str]] = []
+        _check(checkpoint, every, resume, restarts, pipeline_of)
         self._checkpoints = Checkpoints(checkpoint, every, resume, seed) if checkpoint is not None and every is not None else None
         # The loss of each step, also of those before this trainer resumed.
         self.losses: list[float] = list(self._checkpoints.losses) if self._checkpoints is not None else []
@@ -122,7 +133,7 @@ class Trainer:
             if found is None:
                 raise NotFiniteError(step, 0, 0, 0, "the sum of the squares of all gradients")
             rank = self._settings.schedule.rank_of[found["stage"]]
-            raise NotFiniteError(step, rank, found["stage"], found["microbatch"], found["tensor"])
+            raise NotFiniteError(step, rank, found["stage"], found["microbatch"], found["tensor"], verdict.pipeline)
         return verdict.loss
 
     def evaluate(self, batch: Any) -> float:
@@ -184,20 +195,25 @@ class Trainer:
             self._is_closed = True
             return
         self._is_closed = True
-        self._meeting.end(error, self._turns)
+        self._meeting.end(error, self._calls)
         if self._run.is_rank_0:
             self._stream.end(error=error)
+        if self._pipelines is not None and error is not None:
+            with suppress(PipelineLostError):
+                self._pipelines.left(error)
         try:
             self._run.finish()
-        except JobError as lost:
-            if error is None:
-                self._begin_again(lost)
-                self._play_all(self._kept.copy())
-                return self._end(None)
-        except BaseException:
+            if self._pipelines is not None and error is None:
+                self._pipelines.end(self._turns, self._calls)
+        except BaseException as raised:
             # It is the loop's own, or comes of it.
             if error is None:
-                raise
+                self._leaves(raised)
+                if not isinstance(raised, JobError):
+                    raise
+                self._begin_again(raised)
+                self._play_all(self._kept.copy())
+                return self._end(None)
         if self._restarts and self._run.is_rank_0:
             self._report()
 
@@ -209,9 +225,14 @@ class Trainer:
         shapes = [(tuple(one.shape), one.dtype) for half in given for one in half]
         if self._run is None:
             self._shapes = shapes
-            self._begin(*(cut(half, self._settings.microbatches)[0] for half in given))
+            try:
+                self._begin(*(cut(half, self._settings.microbatches)[0] for half in given))
+            except BaseException as error:
+                self._leaves(error)
+                raise
         elif shapes != self._shapes:
             raise ValueError(f"a batch of {shapes}, and the first had {self._shapes}: give batches of one shape and type")
+        self._calls += 1
         if self._checkpoints is not None and self._checkpoints.recorded:
             was, verdict = self._checkpoints.recorded.popleft()
             if was != mode:
@@ -238,14 +259,19 @@ class Trainer:
                 calls = self._kept.copy()
 
     def _play(self, mode: str, batch: Any) -> Verdict:
-        points = self._checkpoints
-        if points is not None and points.last is None and self._restarts and self._turns == 0:
+        points, begins = self._checkpoints, self._turns == 0
+        if begins and self._settings.may_tie:
+            # Not every rank knows whether there are some.
+            self._take("tie", batch)
+        if begins and points is not None and points.last is None and self._restarts:
             # Whatever the modules began with: a rank that is started again needs the same.
             self._save(points, batch)
         verdict = self._take(mode, batch)
         if mode == "train" and verdict.norm is None:
             # The same once more tells where it began: the weights have not moved.
             verdict.finding = self._take("look", batch).finding
+            if self._pipelines is not None:
+                verdict.pipeline, verdict.finding = self._pipelines.finding(self._turns, verdict.finding)
         self._done(mode, verdict)
         if mode == "train" and verdict.norm is not None and self._run is not None:
             self._run.trained(verdict.loss, verdict.moments)
@@ -265,10 +291,11 @@ class Trainer:
         assert self._run is not None
         step = len(self.losses)
         try:
-            if self._run.is_rank_0:
+            commits = self._run.is_rank_0 and self._rank.checkpoints is not None
+            if commits:
                 points.begin(step)
             self._take("save", batch)
-            if self._run.is_rank_0:
+            if commits:
                 points.commit(step, self._settings.count, self.losses)
         except OSError as error:
             self._end(error)
@@ -319,13 +346,23 @@ class Trainer:
         elif self._weights is not None:
             load_weights(stage, places_of(self._weights), self._weights)
 
+    def _leaves(self, error: BaseException) -> None:
+        """The loop leaves with an error."""
+        if self._pipelines is not None:
+            try:
+                self._pipelines.left(error)
+            finally:
+                if self._run is not None:
+                    self._is_closed = True
+                    self._run.abort()
+
     def _take(self, mode: str, batch: Any) -> Verdict:
-        parts = [cut(half, self._settings.microbatches) for half in halves(batch)]
-        inputs, targets = parts
+        """Asks for a turn, and waits for its end."""
+        inputs, targets = (cut(half, self._settings.microbatches) for half in halves(batch))
         assert self._run is not None
         number, self._turns = self._turns, self._turns + 1
         issued = None
-        if any(one.is_cuda for half in parts for one in half[0]):
+        if any(one.is_cuda for one in (*inputs[0], *targets[0])):
             issued = torch.cuda.Event()
             issued.record()
         self._meeting.offer(Turn(number, len(self.losses), mode, inputs, targets, issued))
@@ -337,7 +374,8 @@ class Trainer:
             return self._meeting.verdict(number, self._goes_on)
         except BaseException as error:
             # The driver must not wait for a loop that has left.
-            self._meeting.end(error, self._turns)
+            self._meeting.end(error, self._calls)
+            self._leaves(error)
             raise
 
     def _sent(self, inputs: Tensors, targets: Tensors) -> dict[str, torch.Tensor]:
@@ -358,20 +396,42 @@ class Trainer:
     def _goes_on(self) -> None:
         """Raises what has ended the job, if it has ended."""
         assert self._run is not None
+        if self._pipelines is not None:
+            self._pipelines.check()
         if self._run.is_over(0.0):
             self._is_closed = True
             self._run.finish()
-            raise RuntimeError(f"the job ended after {self._turns - 1} calls of step and evaluate: the loop of rank 0 has ended")
+            raise RuntimeError(f"the job ended after {self._calls - 1} calls of step and evaluate: the loop of rank 0 has ended")
 
     def _begin(self, inputs: Tensors, targets: Tensors) -> None:
         terms = self._settings
-        placed = placed_at()
+        if self._pipeline_of is not None:
+            self._pipelines = Pipelines(self._pipeline_of, max(terms.schedule.rank_of) + 1)
+            self._of_job["devices"], self._place = self._pipelines.meet(
+                {**dict(self._agreed()), "schedule": _digest(terms.schedule.actions())},
+                self._of_job["devices"],
+                self._of_job["first_after"] or 1e9,
+            )
+            terms = self._settings = replace(terms, first=self._pipelines.number * terms.microbatches)
+            if self._pipelines.number > 0:
+                self._of_job["report"] = self._of_job["timeline"] = None
+        placed = placed_at(self._place)
         rank = 0 if placed is None else placed[0]
-        self._rank = Rank(rank, terms, self._checkpoints, self._load, self._own_inputs, self._own_targets, self._timing)
+        # All pipelines have the same weights.
+        writes = self._checkpoints if self._pipelines is None or self._pipelines.number == 0 else None
+        self._rank = Rank(rank, terms, writes, self._load, self._own_inputs, self._own_targets, self._timing, self._pipelines)
         self._rank.first_specs = specs_of_item(Item({f"x{at}": one for at, one in enumerate(inputs)}))
-        specs = _shapes.exchange_specs(terms.count, terms.microbatches, self._timing)
-        self._exchange = {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
-        kinds = [specs_of_item(Item(self._sent(inputs, targets))), specs]
+        exchange = _shapes.exchange_specs(terms.count, terms.microbatches, self._timing)
+        microbatch = specs_of_item(Item(self._sent(inputs, targets)))
+        own = self._rank.first_specs if self._own_inputs else {}
+        # The other ranks learn of them from the exchange.
+        ties = self._rank.ties({**own, **microbatch}) if rank == 0 and terms.may_tie else []
+        if ties:
+            exchange.update(sums_specs(ties), ties=Spec((len(table_of(ties)),), torch.uint8))
+        self._exchange = {name: torch.zeros(spec.shape, dtype=_shapes.dtype_of(spec)) for name, spec in exchange.items()}
+        if ties:
+            self._exchange["ties"].copy_(table_of(ties))
+        kinds = [microbatch, exchange]
         self._job = Job(
             terms.schedule.pipeline,
             most=kinds,
@@ -388,7 +448,7 @@ class Trainer:
         self._turns, self._is_closed = 0, False
         self._meeting = Meeting(self._rank.rank)
         self._rank.begins(self._meeting)
-        self._job.follow(self._settings.schedule, self._agreed())
+        self._job.follow(self._settings.schedule, self._agreed(), self._place)
         flow = _native.Flow(self._settings.microbatches + 1, 2**62, False, False)
         self._stream = flow.stream(False)
         flow.end()
@@ -396,20 +456,26 @@ class Trainer:
         if run is None:
             raise RuntimeError("a trainer must be the first job that its ranks come to")
         self._run = run
+        if self._pipelines is not None:
+            self._pipelines.connect(run._running, self._goes_on)
 
     def _agreed(self) -> list[tuple[str, str]]:
         """What all ranks must have alike."""
         terms = self._settings
         about = {
             "torch": torch.__version__, "seed": terms.seed, "reduction": terms.reduction, "clip": terms.clip,
-            "own": [self._own_inputs, self._own_targets], "timing": self._timing,
+            "own": [self._own_inputs, self._own_targets], "timing": self._timing, "names": terms.may_tie,
         }  # fmt: skip
         if self._checkpoints is not None:
             about["checkpoint"] = {"last": self._checkpoints.last, "every": self._checkpoints.every, "restarts": self._restarts}
         return [(f"train.{name}", json.dumps(value)) for name, value in about.items()]
 
 
-def _check(checkpoint: Any, every: int | None, resume: bool, restarts: int) -> None:
+def _digest(actions: Any) -> str:
+    return hashlib.sha256(repr(actions).encode()).hexdigest()[:16]
+
+
+def _check(checkpoint: Any, every: int | None, resume: bool, restarts: int, pipeline_of: Any) -> None:
     """Refuses what does not go together."""
     if (checkpoint is None) != (every is None) or (every is not None and every < 1):
         raise ValueError(f"checkpoint={checkpoint!r} and every={every!r}: give a folder and after how many steps, or neither")
@@ -417,6 +483,8 @@ def _check(checkpoint: Any, every: int | None, resume: bool, restarts: int) -> N
         raise ValueError("resume= and restarts= take a checkpoint: give checkpoint='folder' and every=N")
     if restarts < 0:
         raise ValueError(f"restarts={restarts}: give how often ranks may be started again")
+    if restarts and pipeline_of is not None:
+        raise ValueError("restarts= is for one pipeline: leave it out with pipeline_of=, and give resume=True")
     if restarts and placed_at() is not None and "PP_SUPERVISOR_PID" not in os.environ:
         raise ValueError(
             "restarts= starts ranks again that the trainer has started, and here a launcher has: leave it out, give resume=True, and let "

@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from .._stages import At, Chunk, Out, Spec
+from .._arrays import rows_of
+from .._stages import At, Chunk, Out, Spec, layout_of, specs_of
 from . import _shapes
 from ._checkpoint import Checkpoints
 from ._meeting import Meeting, Turn, Verdict
+from ._pipelines import Pipelines
 from ._settings import Settings
 from ._shapes import Specs
 from ._stage import ModelStage, Randomness, Tensors, loss_of, norm_of
+from ._ties import Form, Tied, forms_of, ties_among, ties_in, weights_of
 
 # The modes of a turn, as they travel.
-_MODES = ["train", "evaluate", "look", "save"]
+_MODES = ["train", "evaluate", "look", "save", "tie"]
 
 
 class Rank:
@@ -38,11 +41,15 @@ class Rank:
         own_inputs: bool,
         own_targets: bool,
         timing: bool,
+        pipelines: Pipelines | None,
     ) -> None:
-        self.rank, self.settings, self.checkpoints, self._load = rank, settings, checkpoints, load
+        self.rank, self.settings, self.checkpoints, self._load, self.pipelines = rank, settings, checkpoints, load, pipelines
+        self._added: Counter[int] = Counter()
         self.own_inputs, self.own_targets = own_inputs, own_targets
         self.stages: dict[int, ModelStage] = {}
         self._specs: dict[int, Specs] = {}
+        # Of each stage that was made to learn what it makes: its inputs, its outputs and its weights.
+        self._learnt: dict[int, tuple[Specs, Specs, dict[str, Form]]] = {}
         self._splits = {
             (stage, microbatch)
             for actions in settings.schedule.actions()
@@ -71,7 +78,7 @@ class Rank:
     def stage(self, number: int, device: str) -> ModelStage:
         """A stage of this rank; it is made at the first call."""
         if number not in self.stages:
-            stage = self.settings.made(number, torch.device(device))
+            stage = self.settings.made(number, torch.device(device), self.stages)
             self._load(stage)
             self.stages[number] = stage
         return self.stages[number]
@@ -88,7 +95,19 @@ class Rank:
                 device = stage.device
             self._random = Randomness(device)
             self._turn, self._left, self._verdict = turn, len(self._own), None
+            self._added.clear()
+            if self.pipelines is not None:
+                if number == 0:
+                    self.pipelines.begin(self.stages)
+                self.pipelines.turn(number, _MODES.index(turn.mode))
         return self._turn
+
+    def added(self, stage: ModelStage, turn: Turn) -> None:
+        """A stage has added the gradients of a microbatch. Behind the last one the other pipelines get their sum."""
+        self._added[stage.number] += 1
+        if self.pipelines is not None and turn.mode == "train" and self._added[stage.number] == self.settings.microbatches:
+            self.pipelines.agree(_MODES)
+            self.pipelines.add(stage)
 
     def ends(self, number: int, numbers: torch.Tensor, finding: torch.Tensor) -> Verdict:
         """What the exchange says of a turn."""
@@ -122,16 +141,29 @@ class Rank:
 
     # What travels.
 
-    def forward_specs(self, number: int, inputs: Mapping[str, Spec]) -> Specs:
-        """The tensors behind the forward of a stage."""
+    def forward_specs(self, number: int, inputs: Mapping[str, Spec], learns: bool = False) -> Specs:
+        """The tensors behind the forward of a stage. With `learns` it is kept, with what the stage's weights look like."""
         if _shapes.is_exchange(inputs):
             return dict(inputs)
         self._specs[number] = {name: inputs[name] for name in _shapes.inputs_in(inputs)}
-        if number == self.settings.count - 1:
+        known = self._learnt.get(number)
+        if known is not None and known[0] == inputs:
+            return known[1]
+        is_last = number == self.settings.count - 1
+        if is_last and not learns:
             return {}
         module = self.stages[number].module if number in self.stages else self.settings.stages(number)
         targets = {name: inputs[name] for name in _shapes.targets_in(inputs)}
-        return {**_shapes.outputs_of(number, module, inputs), **targets}
+        outputs = {} if is_last else {**_shapes.outputs_of(number, module, inputs), **targets}
+        if learns:
+            self._learnt[number] = dict(inputs), outputs, forms_of(weights_of(number, module, self.settings.names))
+        return outputs
+
+    def ties(self, specs: Specs) -> list[Tied]:
+        """The tied weights of the model, for a microbatch like this. Each stage is made once, for a moment."""
+        for number in range(self.settings.count):
+            specs = self.forward_specs(number, specs_of(rows_of(layout_of(specs))), learns=True)
+        return ties_among([self._learnt[number][2] for number in range(self.settings.count)])
 
     def backward_specs(self, number: int, inputs: Mapping[str, Spec]) -> Specs:
         """The tensors behind the backward of a stage."""
@@ -285,22 +317,33 @@ class Forward(_Work):
             out[name].copy_(chunk[name])
 
     def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
-        stage, settings = self.stage, self.of.settings
+        stage, settings, pipelines = self.stage, self.of.settings, self.of.pipelines
         if turn.mode == "save" and self.of.checkpoints is not None:
             # It is stored before the next stage hears of the turn's end, so the verdict says that all are.
             self.of.checkpoints.write(stage, turn.step)
         numbers, finding = out["numbers"], out["finding"]
-        finding.copy_(chunk["finding"])
+        for name in chunk:
+            if name != "numbers":
+                out[name].copy_(chunk[name])
         if self.number == 0:
             numbers.zero_()
             numbers[0], numbers[1] = number, _MODES.index(turn.mode)
         else:
             numbers.copy_(chunk["numbers"])
-        if turn.mode == "train":
-            numbers[2 + self.number].copy_(stage.squares())
+        if turn.mode == "tie" and "ties" in chunk:
+            stage.tie(ties_in(chunk["ties"]), out)
+        if pipelines is not None:
+            pipelines.agree(_MODES)
+            if turn.mode == "train":
+                pipelines.added(stage, settings.reduction)
+        if turn.trains:
+            numbers[2 + self.number].copy_(stage.squares() + stage.add_tied(out, turn.mode == "look"))
         if self.number == settings.count - 1 and turn.computes:
-            losses = [stage.losses[microbatch].double().reshape(()) for microbatch in range(settings.microbatches)]
-            numbers[2 + settings.count :][: settings.microbatches].copy_(torch.stack(losses))
+            each = (stage.losses[microbatch].double().reshape(()) for microbatch in range(settings.microbatches))
+            losses = torch.stack(list(each))
+            if pipelines is not None and turn.mode != "look":
+                losses = pipelines.losses(losses, settings.reduction)
+            numbers[2 + settings.count :][: settings.microbatches].copy_(losses)
         if self.of.times is not None:
             told = torch.tensor(self.of.times.told(self.number, settings.microbatches), dtype=torch.float64)
             at = 2 + settings.count + settings.microbatches + len(told) * self.number
@@ -344,12 +387,15 @@ class Backward(_Work):
             made = self.stage.backward_input(microbatch, grads, looks)
         else:
             made = self.stage.backward(microbatch, grads, looks)
+            self.of.added(self.stage, turn)
         for at, gradient in enumerate(made):
             out[f"d{at}"].copy_(gradient)
 
     def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
-        for name in ("numbers", "finding"):
+        for name in chunk:
             out[name].copy_(chunk[name])
+        if turn.mode == "train":
+            self.stage.take_tied(chunk)
         self._ended = chunk["numbers"].clone(), chunk["finding"].clone()
 
     def later(self, chunk: int) -> None:
@@ -360,6 +406,7 @@ class Backward(_Work):
             if turn.trains:
                 with self._timed(turn, "W", microbatch):
                     self.stage.backward_weight(microbatch, turn.mode == "look")
+                self.of.added(self.stage, turn)
             return
         assert self._ended is not None
         verdict = self.of.ends(number, *self._ended)
