@@ -9,8 +9,18 @@ use pp_job::output::{OutputError, StagedFile, is_locked, kept_name};
 
 use super::header::Header;
 use super::origin::Origin;
-use super::sink::Keep;
 use super::y4m::{MAX_FRAME_LINE_BYTES, Reader};
+
+/// An output that is kept also where it is not committed, under [`pp_job::output::kept_name`].
+#[derive(Clone, Debug)]
+pub struct Keep {
+    /// Frames of the input whose output is there already, and is gone on behind; 0 where the file is new.
+    pub skip: u64,
+    /// Frames that are made of one of the input.
+    pub per_frame: u64,
+    /// What decides its bytes; stands beside it.
+    pub origin: Origin,
+}
 
 /// Counts whole frames behind the header, `most` at most, and says where the last of them ends.
 fn whole_frames(file: &File, header: &Header, most: u64) -> io::Result<(u64, u64)> {

@@ -20,8 +20,7 @@ use memmap2::MmapOptions;
 
 use super::buffer::Buffer;
 use super::header::Header;
-use super::kept::{self, Record};
-use super::origin::Origin;
+use super::kept::{self, Keep, Record};
 use super::y4m::{Frames, Params, write_header};
 use pp_job::output::{OutputError, StagedFile};
 
@@ -30,17 +29,6 @@ const THREADS_THAT_PAY: usize = 4;
 
 /// Whole frames with their parameters, and how many frames are repeated before them.
 type Batch = (Buffer, Params, u64);
-
-/// An output that is kept also where it is not committed, under [`pp_job::output::kept_name`].
-#[derive(Clone, Debug)]
-pub struct Keep {
-    /// Frames of the input whose output is there already, and is gone on behind; 0 where the file is new.
-    pub skip: u64,
-    /// Frames that are made of one of the input.
-    pub per_frame: u64,
-    /// What decides its bytes; stands beside it.
-    pub origin: Origin,
-}
 
 /// How the sink writes.
 #[derive(Clone, Debug)]

@@ -24,7 +24,7 @@ use crate::args::{CutChoice, RunArgs, name_of};
 pub(super) struct Live {
     pub(super) played: Played,
     /// What is left of the run that is played again.
-    replay: Option<(Played, Origin)>,
+    replay: Option<(Played, Option<Origin>)>,
     /// What decides the bytes of this run.
     pub(super) origin: Origin,
     /// When frame 0 was there, where frames come at the header's rate.
@@ -78,11 +78,12 @@ struct ReplayedRun {
     frames_per_chunk: u32,
     cuts: String,
     played: Played,
-    origin: Origin,
+    /// None in a report of an older pp.
+    origin: Option<Origin>,
 }
 
 /// Reads what a report says was played.
-fn read(path: &Path, args: &RunArgs) -> Result<(Played, Origin), Error> {
+fn read(path: &Path, args: &RunArgs) -> Result<(Played, Option<Origin>), Error> {
     let refuse = |what: String| Error::Usage(format!("--replay {}: {what}", path.display()));
     let file = File::open(path).map_err(|e| StageError::file("read report", path, &e))?;
     let report = serde_json::from_reader::<_, ReplayedReport>(BufReader::new(file));
@@ -114,13 +115,13 @@ impl Live {
     ) -> Result<Self, Error> {
         let replay = args.live.replay.as_deref();
         let replay = replay.map(|path| read(path, args)).transpose()?;
-        // The list says how many steps each chunk had.
-        let [of_run, own] = [replay.as_ref().map(|(_, of_run)| of_run), Some(origin)]
-            .map(|of| of.cloned().unwrap_or_default().without("denoise_steps"));
-        if let (Some(_), Some(what)) = (&replay, own.differs(&of_run)) {
-            return Err(Error::Usage(format!(
-                "--replay: {what}; give the options of the run"
-            )));
+        if let Some((_, Some(of_run))) = &replay {
+            // The list says how many steps each chunk had.
+            let [own, of_run] = [origin, of_run].map(|of| of.clone().without("denoise_steps"));
+            if let Some(what) = own.differs(&of_run) {
+                let told = format!("--replay: {what}; give the options of the run");
+                return Err(Error::Usage(told));
+            }
         }
         Ok(Self {
             played: Played::default(),
@@ -164,7 +165,8 @@ impl Live {
         let Some((left, origin)) = &mut self.replay else {
             return Ok((true, None));
         };
-        if origin.input() != self.origin.input() {
+        let of_run = origin.as_ref().and_then(Origin::input);
+        if of_run.is_some() && of_run != self.origin.input() {
             return Err(refuse("the input begins with other frames".into()));
         }
         let steps = left.take(chunk).map_err(refuse)?;
