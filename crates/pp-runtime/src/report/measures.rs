@@ -2,8 +2,8 @@
 
 use serde::{Serialize, Serializer};
 
-use super::TrainingMeasures;
 use super::far::FAR;
+use super::trained::TrainingMeasures;
 
 /// A stage of the pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -21,6 +21,7 @@ mod recorder;
 mod svg;
 mod text;
 mod trace;
+mod trained;
 mod training;
 
 #[cfg(test)]
@@ -36,7 +37,8 @@ pub use recorder::{RING_RECORDS, Recorder, Totals};
 pub use svg::{write_schedules_svg, write_svg};
 pub use text::{Count, write_text};
 pub use trace::{TraceEvents, write_chrome_trace};
-pub use training::{CauseMeasures, StageCosts, Training, TrainingMeasures};
+pub use trained::{CauseMeasures, StageCosts, TrainingMeasures};
+pub use training::Training;
 
 /// How a timeline or trace is to be labelled and cut.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,8 +14,7 @@ use super::text::{Latency, Period, Ratio};
 use super::{ChunkRecord, Measures, Recorder, Restart, View};
 use frame::{LANE_GAP, TOP, escape, write_axis, write_head, write_legend};
 use lane::Lane;
-use scale::Scale;
-pub(super) use scale::millis;
+use scale::{Scale, millis};
 
 mod frame;
 mod lane;

@@ -79,7 +79,7 @@ impl Scale {
 }
 
 /// Three digits that count.
-pub(in crate::report) fn millis(ns: u64) -> String {
+pub(super) fn millis(ns: u64) -> String {
     let ms = ns as f64 / 1e6;
     match ms {
         _ if ms >= 100.0 => format!("{ms:.0} ms"),
