@@ -7,11 +7,11 @@ use anyhow::{Context, Result};
 
 use crate::chosen::PART;
 use crate::process::{cargo, described, run as run_command};
-use crate::{container, fuzz, mutants, trials};
+use crate::{container, fuzz, mutants, training, trials};
 
 type Part = (&'static str, fn() -> Result<()>);
 
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 12] = [
     ("doc", doc),
     ("install", container::install),
     ("container", container::check),
@@ -19,6 +19,7 @@ const PARTS: [Part; 11] = [
     ("shutdown", || in_trials("shutdown")),
     ("kills", || in_trials("each_kill")),
     ("placements", || trials::placements(&[])),
+    ("training", training::run),
     ("mutants", || mutants::run(&[])),
     ("walk", mutants::walk),
     ("fuzz", || fuzz::run(&[])),

@@ -25,6 +25,7 @@ mod python;
 mod run_pp;
 mod suite;
 mod tidy;
+mod training;
 mod trials;
 mod wheels;
 

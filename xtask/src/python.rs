@@ -50,7 +50,7 @@ pub(crate) fn test(packages: &str) -> Result<()> {
 }
 
 /// The package as it is built for the tests, in a folder for `PYTHONPATH`.
-fn package(packages: &str) -> Result<PathBuf> {
+pub(crate) fn package(packages: &str) -> Result<PathBuf> {
     let library = built(&mut cargo(&format!("build {packages}")), "_native")?;
     let folder = target()?.join("python/package/pp_pipeline");
     let files = [
@@ -155,7 +155,7 @@ fn digest(text: &str) -> u64 {
 }
 
 /// The Python that has PyTorch: that of `PP_TORCH_VENV`, or the one that `cargo xtask torch` has made.
-fn torch() -> Result<Option<PathBuf>> {
+pub(crate) fn torch() -> Result<Option<PathBuf>> {
     if let Some(place) = env::var_os("PP_TORCH_VENV").filter(|place| !place.is_empty()) {
         let python = Path::new(&place).join("bin/python");
         ensure!(
