@@ -32,7 +32,11 @@ pub(crate) fn run() -> Result<()> {
         run_command(program("python/tests/train_cells.py").args([ranks, "4", "12", "20"]))?;
     }
     let pp = build_pp()?;
-    denoiser(&mut program("examples/python/train_denoiser.py"), &pp)?;
+    denoiser(
+        &mut program("examples/python/train_denoiser.py"),
+        &pp,
+        &python,
+    )?;
     for case in ["simulate", "host", "memory", "torch"] {
         run_command(
             program("python/bench/train.py")
@@ -62,8 +66,8 @@ fn pictures(python: &Path) -> Result<std::path::PathBuf> {
     Ok(folder)
 }
 
-/// Trains it, and denoises the sample clip.
-fn denoiser(program: &mut Command, pp: &Path) -> Result<()> {
+/// Trains it, and denoises the sample clip with the PyTorch of this Python.
+fn denoiser(program: &mut Command, pp: &Path, python: &Path) -> Result<()> {
     let folder = target()?.join("training");
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
@@ -91,6 +95,11 @@ fn denoiser(program: &mut Command, pp: &Path) -> Result<()> {
         .arg(format!("phase_b={}", package.display()));
     film.arg("--input").arg(clip::expanded()?);
     film.args(["--add-noise", "20", "--output"]);
+    let environment = python.ancestors().nth(2);
+    film.env(
+        "VIRTUAL_ENV",
+        environment.context("Python has no environment")?,
+    );
     run_command(film.arg(folder.join("out.y4m")))
 }
 
