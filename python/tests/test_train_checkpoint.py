@@ -187,7 +187,7 @@ class Bad(nn.Sequential):
             raise ZeroDivisionError("for good")
         return super().forward(x)
 """
-    code, out, error = film.run(PROGRAM + bad + body)
+    code, out, error = film.run(PROGRAM + bad + body, seconds=200)
     assert code != 0
     assert error.count("are played again") == 1 and "for good" in error.splitlines()[-1], error
 
