@@ -45,7 +45,8 @@ def cells(ranks: int, *arguments: int | str) -> list[str]:
     ]  # fmt: skip
     said = [one.communicate(timeout=600)[0] for one in started]
     assert all(one.returncode == 0 for one in started), "\n".join(said)
-    return "".join(said).splitlines()
+    # On a machine with much other work a rank says that it waits.
+    return [line for line in "".join(said).splitlines() if not line.startswith("pp: ")]
 
 
 @pytest.mark.parametrize(("ranks", "sizes", "count"), [(2, (2, 3), 32), (4, (1, 4), 25)])
