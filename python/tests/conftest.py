@@ -127,7 +127,8 @@ def cells(ranks: int, *arguments: int | str) -> list[str]:
     """The lines of all ranks of a run of train_cells.py."""
     command = [sys.executable, str(Path(__file__).with_name("train_cells.py")), str(ranks), *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
-    lines = done.stdout.splitlines()
+    # Where the machine has much other work, a rank says that it waits.
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("pp: ")]
     assert sum(line.endswith(" wrong") for line in lines) == ranks, done.stdout
     assert (done.returncode == 0) == all(line.endswith(" 0 wrong") for line in lines if line.endswith(" wrong")), done.stdout
     return lines

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import EXAMPLES, Film, cells, needs
+from conftest import EXAMPLES, Film, cells, free_port, needs
 
 torch = needs("torch")
 

@@ -133,7 +133,7 @@ class Pipelines:
 
         thread = threading.Thread(target=tell, name="pp-tell", daemon=True)
         thread.start()
-        thread.join(0.5)
+        thread.join(0.2)
 
     def _lost(self) -> PipelineLostError | None:
         """What the first pipeline that was lost says, if it is another one than this."""
