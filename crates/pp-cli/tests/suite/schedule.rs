@@ -325,14 +325,19 @@ fn report(ranks: u32, schedule: &str, stages: &[[Value; 4]]) -> Vec<u8> {
         .into_bytes()
 }
 
+/// Of a training on two ranks by `zbv`.
+fn in_parts() -> Vec<u8> {
+    let stages = [[3, 0, 7], [4, 2, 3], [5, 3, 2], [6, 1, 2]];
+    let stages = stages.map(|[f, i, w]| [json!(f), json!(i), json!(w), Value::Null]);
+    report(2, "zbv", &stages)
+}
+
 #[test]
 fn schedules_are_compared_for_the_stages_of_a_training() {
     let folder = folder("schedule_from");
-    let in_parts = [[3, 0, 7], [4, 2, 3], [5, 3, 2], [6, 1, 2]];
-    let in_parts = in_parts.map(|[f, i, w]| [json!(f), json!(i), json!(w), Value::Null]);
     let whole = [[3, 8], [4, 6]].map(|[f, b]| [json!(f), Value::Null, Value::Null, json!(b)]);
     let reports = [
-        folder.write("parts.json", &report(2, "zbv", &in_parts)),
+        folder.write("parts.json", &in_parts()),
         folder.write("whole.json", &report(2, "1f1b", &whole)),
     ];
     let [parts, whole] = reports.each_ref().map(|path| path.to_str().unwrap());
@@ -405,6 +410,13 @@ fn schedules_are_compared_for_the_stages_of_a_training() {
             );
         }
     }
+}
+
+#[test]
+fn the_fastest_schedule_for_a_training_is_named_and_those_that_keep_too_much_are_left_out() {
+    let folder = folder("schedule_fastest");
+    let parts = folder.write("parts.json", &in_parts());
+    let parts = parts.to_str().unwrap();
     let all = text(&["compare", "--from", parts, "--memory", "3"]);
     let kept = "left out: gpipe keeps 4 activations on a rank, and --memory allows 3";
     assert_has(
