@@ -14,6 +14,8 @@ from ._backward import backward_input, backward_weight, divides
 from ._ties import Tied, weights_of
 
 Tensors = tuple[torch.Tensor, ...]
+# Elements of a gradient whose squares are added at once.
+_PART = 1 << 15
 # Most bytes of gradients that travel at once between pipelines, unless one weight alone has more.
 _FLAT = 32 << 20
 
@@ -189,11 +191,15 @@ class ModelStage:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         tied = {id(self.weights[name]) for name in self._ties}
         for p in self._params:
-            if p.grad is not None:
+            if p.grad is None:
+                continue
+            # Parts stay in a processor's cache. A GPU takes all at once.
+            is_cut = p.grad.is_contiguous() and self.device.type == "cpu"
+            for part in p.grad.view(-1).split(_PART) if is_cut else [p.grad]:
                 if self._settings.reduction == "mean":
-                    p.grad.div_(self._settings.microbatches)
+                    part.div_(self._settings.microbatches)
                 if id(p) not in tied:
-                    total += p.grad.double().square().sum()
+                    total += part.double().square_().sum()
         return total
 
     def flat_gradients(self) -> Iterator[tuple[torch.Tensor, list[torch.nn.Parameter]]]:
