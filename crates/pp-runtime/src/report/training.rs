@@ -239,10 +239,11 @@ mod tests {
     #[test]
     fn the_action_where_a_delay_arises_is_named_and_not_those_that_wait_for_it() {
         let mut training = training();
-        // 1F1 begins half a second late, and all behind it wait. 0F1 is later still, and nothing waits for it.
+        // 1B0 begins late, 1F1 behind it later still, and all behind them wait. Nothing waits for 0F1, the latest.
         let late = |name: &str| match name {
             "0F1" => 1.5,
-            "1F1" | "1B1" | "0B1" => 0.5,
+            "1B0" | "0B0" => 0.25,
+            "1F1" | "1B1" | "0B1" => 0.75,
             _ => 0.0,
         };
         training.step(0.5, &seconds(late, 0.0));
@@ -250,8 +251,8 @@ mod tests {
         let cause = m.cause.clone().unwrap();
         assert_eq!((&*cause.action, cause.rank), ("1F1", 1));
         assert_eq!((cause.began_late_ms, cause.took_longer_ms), (500.0, 0.0));
-        assert_eq!((m.step_ms, m.step_simulated_ms), (Some(9.5e3), Some(9e3)));
-        let line = "1f1b, 1 step, loss 0.500000; a step 9500.0 ms, simulated 9000.0 ms; bubble 36.8 %, simulated 33.3 %; \
+        assert_eq!((m.step_ms, m.step_simulated_ms), (Some(9.75e3), Some(9e3)));
+        let line = "1f1b, 1 step, loss 0.500000; a step 9750.0 ms, simulated 9000.0 ms; bubble 38.5 %, simulated 33.3 %; \
                     most by 1F1 on rank 1: began 500.0 ms late, took 0.0 ms longer";
         assert_eq!(m.to_string(), line);
     }
