@@ -234,7 +234,7 @@ def terms(**more: Any) -> dict[str, Any]:
 
 
 def stage_of(own: train.Trainer, number: int) -> Any:
-    return own._settings.made(number, torch.device("cpu"))
+    return own._settings.made(number, torch.device("cpu"), {})
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
