@@ -63,6 +63,8 @@ def data(steps):
 
 def layer(stage, local):
     number, _, rest = local.partition(".")
+    if "TIED" in os.environ and local == "0.0.weight":
+        return "shared"
     return f"layers.{LAYERS * stage + int(number)}.{rest}"
 
 def trainer(**more):
@@ -130,7 +132,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Without:
     [
         # Before there is a checkpoint, in the first one, in a step, in a later one, between two evaluations, and behind all steps.
         ("1:begin:0:kill 1:save:0:kill 1:forward:3:raise 1:save:6:kill 1:loop:8:stop 1:end:9:kill", {}),
-        ("1:apply:2:kill 2:apply:2:kill 2:loop:5:raise", {"RANKS_": "4", "SCHEDULE": "zb-h1"}),
+        ("1:apply:2:kill 2:apply:2:kill 2:loop:5:raise", {"RANKS_": "4", "SCHEDULE": "zb-h1", "TIED": ""}),
     ],
 )
 def test_a_rank_is_started_again_to_the_same_bits(film: Film, without: Without, deaths: str, env: dict[str, str]) -> None:
@@ -140,6 +142,9 @@ def test_a_rank_is_started_again_to_the_same_bits(film: Film, without: Without, 
     assert [death for death in deaths.split() if not (at / death).exists()] == []
     assert ends(at) == without(**env), error
     assert sorted(path.name for path in (at / "points").iterdir()) == [f"step-{step}" for step in range(0, 9, 2)]
+    if "TIED" in env:
+        files = [safetensors.load_file(path) for path in sorted((at / "points/step-8").glob("stage-?.safetensors"))]
+        assert ["shared" in file for file in files] == [True, False, False, False]
     lost = json.loads((at / "report.json").read_text())["lost"]
     assert error.count("are played again") == len(lost) in (len(deaths.split()), len(deaths.split()) - 1), error
     assert lost[-1]["rank"] == int(deaths.split()[-1][0]), lost
@@ -229,7 +234,7 @@ def terms(**more: Any) -> dict[str, Any]:
 
 
 def stage_of(own: train.Trainer, number: int) -> Any:
-    return own._settings.made(number, torch.device("cpu"))
+    return own._settings.made(number, torch.device("cpu"), {})
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

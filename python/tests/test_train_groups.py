@@ -198,3 +198,34 @@ def test_pipelines_that_cannot_be_are_refused() -> None:
             step(lambda rank: rank)
     finally:
         dist.destroy_process_group()
+
+
+def test_pipelines_resume_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for steps in ("3", "6"):
+        monkeypatch.setenv("STEPS", steps)
+        ends = world(
+            tmp_path,
+            f"""
+STEPS = int(os.environ["STEPS"])
+terms = dict(optimizer=lambda p: torch.optim.AdamW(p, 0.1))
+
+def data(*pipelines):
+    for step in range(STEPS):
+        made = []
+        for pipeline in pipelines:
+            torch.manual_seed(2 * step + pipeline)
+            made.append(torch.rand(2, 4, 3))
+        yield torch.cat(made, 1)
+
+own = trainer(checkpoint={str(tmp_path / "points")!r}, every=2, resume=True, **terms)
+with own:
+    for batch in own.batches(data(mine)):
+        own.step(tuple(batch))
+    whole = (tuple(batch) for batch in data(0, 1))
+    losses, modules = train.run_plain("1f1b", whole, ranks=2, microbatches=4, stages=lambda s: nn.Linear(3, 3), loss=nn.functional.mse_loss, **terms)
+    print("alike", max(abs(a - b) for a, b in zip(losses, own.losses, strict=True)) < 1e-6, len(own.losses))
+    torch.testing.assert_close(own.modules[place].weight, modules[place].weight)
+""",
+        )
+        assert [(code, text.splitlines()[-1]) for code, text in ends] == [(0, f"alike True {steps}")] * 4, ends
+        assert sorted(path.name for path in (tmp_path / "points").iterdir()) == [f"step-{step}" for step in range(2, int(steps) + 1, 2)]

@@ -114,8 +114,8 @@ class Checkpoints:
         for number in range(stages):
             file = part / f"stage-{number}.safetensors"
             for name, about in _header(file).items():
-                if weights.setdefault(name, file.name) == file.name:
-                    size += about["data_offsets"][1] - about["data_offsets"][0]
+                weights[name] = file.name
+                size += about["data_offsets"][1] - about["data_offsets"][0]
         about = {"total_size": size, "step": step, "seed": self._seed, "losses": losses}
         (part / _INDEX).write_text(json.dumps({"metadata": about, "weight_map": weights}))
         _store(part / _INDEX)
@@ -207,21 +207,22 @@ def _named(stage: ModelStage) -> list[tuple[str, str, torch.Tensor]]:
 
 def _write(part: Path, stage: ModelStage) -> None:
     base = part / f"stage-{stage.number}"
-    names = {tensor: name for name, _, tensor in _named(stage)}
+    # The first stage that has a weight writes it.
+    names = {tensor: name for name, _, tensor in _named(stage) if stage.owns(name)}
     _save(Path(f"{base}.safetensors"), {name: tensor for tensor, name in names.items()})
     if stage.optimizer is None:
         return
     groups, tensors = stage.optimizer.param_groups, {}
     about: dict[str, Any] = {
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
-        "group_of": {names[p]: number for number, group in enumerate(groups) for p in group["params"]},
+        "group_of": {names[p]: number for number, group in enumerate(groups) for p in group["params"] if p in names},
         # Of each weight the tensors that the optimizer keeps, and what else it keeps.
-        "keys": {names[p]: [] for group in groups for p in group["params"]},
+        "keys": {names[p]: [] for group in groups for p in group["params"] if p in names},
         "rest": {},
         "scheduler": stage.scheduler.state_dict() if stage.scheduler is not None else None,
     }
-    for p, state in stage.optimizer.state.items():
-        for key, value in state.items():
+    for p in names:
+        for key, value in stage.optimizer.state.get(p, {}).items():
             if isinstance(value, torch.Tensor):
                 tensors[f"{names[p]}/{key}"] = value
                 about["keys"][names[p]].append(key)

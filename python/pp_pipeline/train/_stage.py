@@ -85,6 +85,10 @@ class ModelStage:
         name: str = self._settings.names(self.number, local)
         return name
 
+    def owns(self, name: str) -> bool:
+        """Says whether no earlier stage has a weight of this name, too."""
+        return name not in self._ties or self._ties[name].stages[0] == self.number
+
     def forget(self) -> None:
         """Drops what a job that has ended left undone."""
         self._kept.clear()
