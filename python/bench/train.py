@@ -154,8 +154,8 @@ def settle(device: str) -> None:
 
 
 def host(args: argparse.Namespace) -> None:
-    """Four stages more on a rank: what their actions cost beyond the same calls of PyTorch. Source and sink, the exchange and the
-    optimizer's call do not count.
+    """Four stages more on a rank: what their actions cost beyond the same calls of PyTorch, which are also those that copy out of a slot
+    and into one. Source and sink, the exchange and the optimizer's call do not count.
     """
     count, x, times = 32, torch.randn(32, 8, device=args.device), args.times * 10
 
@@ -168,6 +168,7 @@ def host(args: argparse.Namespace) -> None:
 
     def plain(stages: int) -> float:
         own = [nn.Linear(8, 8).to(args.device) for _ in range(stages)]
+        slot, other = torch.empty_like(x[:1]), torch.empty_like(x[:1])
         optimizers = [sgd(one.parameters()) for one in own]
 
         def step() -> None:
@@ -175,14 +176,17 @@ def host(args: argparse.Namespace) -> None:
             for one in x.chunk(count):
                 acts, made = [], one
                 for module in own:
-                    taken = made.detach().requires_grad_()
+                    taken = made.detach().clone().requires_grad_()
                     made = module(taken)
+                    slot.copy_(made.detach())
+                    other.copy_(one)
                     acts.append((taken, made))
                 kept.append((nn.functional.mse_loss(made, one), acts))
             for loss, acts in kept:
                 loss.backward()
                 for (_, made), (above, _) in zip(acts[-2::-1], acts[:0:-1], strict=True):
-                    made.backward(above.grad)
+                    slot.copy_(above.grad)
+                    made.backward(above.grad.clone())
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()

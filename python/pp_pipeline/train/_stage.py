@@ -35,7 +35,8 @@ def seed_with(seed: int, device: torch.device) -> None:
     """Sets PyTorch's random numbers."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+        number = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[number].manual_seed(seed)
 
 
 class Randomness:
