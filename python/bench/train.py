@@ -28,7 +28,7 @@ from pp_pipeline.train import _backward
 ROOT = Path(__file__).parents[2]
 KINDS = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "interleaved-zb": 2, "zbv": 2}
 """The schedules that are measured, and their stages a rank."""
-MICROBATCHES, ROWS, WIDTH, WARM_UP = 8, 512, 512, 2
+MICROBATCHES, ROWS, WIDTH, WARM_UP = 8, 512, 512, 6
 LARGE = 512, 256, 40
 """Rows, width and layers where memory is measured: most of it is activations."""
 
