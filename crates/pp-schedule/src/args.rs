@@ -235,7 +235,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "REPORT.json", conflicts_with_all = ["forward", "input", "weight"])]
     pub(crate) from: Option<PathBuf>,
     /// Leave out schedules that keep more activations on a rank, in microbatches of a whole rank, 0 to 1000000000000 with up to
-    /// 6 decimals.
+    /// 6 decimals; by default none is left out.
     #[arg(long, value_name = "N", value_parser = one_number)]
     pub(crate) memory: Option<u64>,
     /// Draw all in one picture instead of a table.
