@@ -17,6 +17,7 @@ from conftest import EXAMPLES, Film, cells, free_port, needs
 torch = needs("torch")
 
 from pp_pipeline import train  # noqa: E402
+from pp_pipeline.train import _backward  # noqa: E402
 
 HEAD = """
 import torch
@@ -60,6 +61,40 @@ def test_the_losses_are_those_of_pytorchs_own_runner(tmp_path: Path) -> None:
     found = re.findall(r"(\S+): (\S+) to (\S+), apart (\S+)", done.stdout)
     assert done.returncode == 0 and len(found) == 7, done.stdout + done.stderr
     assert all(float(last) < float(first) and float(apart) <= 1e-6 for _, first, last, apart in found), done.stdout
+
+
+class Together(torch.nn.Module):
+    """Two weights whose gradients are one tensor, one whose gradient is expanded, and one that is used twice around another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.delta, self.sum = (torch.nn.Parameter(torch.randn(4)) for _ in range(3))
+        self.shared, self.between = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * (self.w + self.delta)
+        made: torch.Tensor = self.shared(torch.relu(self.between(self.shared(x)))) * self.sum.sum()
+        return made
+
+
+def test_a_divided_backward_adds_the_gradients_of_a_whole_one() -> None:
+    torch.manual_seed(0)
+    module = Together()
+    weights = list(module.parameters())
+    batches = [torch.randn(3, 4) for _ in range(3)]
+    for x in batches:
+        module(x.requires_grad_()).square().sum().backward()
+    whole = [x.grad for x in batches] + [weight.grad for weight in weights]
+    for x in (*batches, *weights):
+        x.grad = None
+    divided = []
+    for x in batches:
+        y = module(x).square().sum()
+        groups = _backward.divides([y], [x], weights)
+        assert groups is not None
+        divided += _backward.backward_input([y], None, [x], groups)
+        _backward.backward_weight(weights, groups)
+    assert all(torch.equal(a, b) for a, b in zip(whole, divided + [weight.grad for weight in weights], strict=True))
 
 
 def test_a_loss_that_is_not_finite_is_named_and_nothing_moves(film: Film) -> None:

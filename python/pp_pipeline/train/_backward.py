@@ -134,11 +134,13 @@ def backward_weight(weights: Sequence[torch.Tensor], groups: list[_Group]) -> No
                 for came, node in zip(group.grads, group.nodes, strict=True):
                     handles.append(node.register_prehook(lambda _, came=came: came))
             of = list(group.weights)
-            made = torch.autograd.grad(edges, [GradientEdge(node, 0) for node in of], grads)
+            # Another group may go through the same nodes. The graph goes with the groups.
+            made = torch.autograd.grad(edges, [GradientEdge(node, 0) for node in of], grads, retain_graph=True)
         finally:
             for handle in handles:
                 handle.remove()
         for node, grad in zip(of, made, strict=True):
             weight = by_node[node]
-            weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+            # Two weights may have got one tensor, or an expanded one.
+            weight.grad = torch.empty_like(weight).copy_(grad) if weight.grad is None else weight.grad.add_(grad)
         group.nodes, group.grads = [], []

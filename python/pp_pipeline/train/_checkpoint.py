@@ -114,6 +114,8 @@ class Checkpoints:
         for number in range(stages):
             file = part / f"stage-{number}.safetensors"
             for name, about in _header(file).items():
+                if name in weights:
+                    raise OSError(f"{weights[name]} and {file.name} both have {name!r}: let names= give each buffer a name of its own")
                 weights[name] = file.name
                 size += about["data_offsets"][1] - about["data_offsets"][0]
         about = {"total_size": size, "step": step, "seed": self._seed, "losses": losses}
@@ -209,6 +211,8 @@ def _write(part: Path, stage: ModelStage) -> None:
     base = part / f"stage-{stage.number}"
     # The first stage that has a weight writes it.
     names = {tensor: name for name, _, tensor in _named(stage) if stage.owns(name)}
+    if len(set(names.values())) < len(names):
+        raise ValueError("two buffers have one name: let names= give each its own")
     _save(Path(f"{base}.safetensors"), {name: tensor for tensor, name in names.items()})
     if stage.optimizer is None:
         return

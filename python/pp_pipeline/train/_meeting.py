@@ -23,8 +23,6 @@ class Turn:
     # The rank's own microbatches.
     inputs: list[Tensors]
     targets: list[Tensors]
-    # What the loop has issued on a GPU until now.
-    issued: Any
 
     @property
     def trains(self) -> bool:
@@ -101,4 +99,11 @@ class Meeting:
                 self._changed.wait(0.05)
                 if self._verdict is not None and self._verdict[0] == number:
                     return self._verdict[1]
-            goes_on()
+            try:
+                goes_on()
+            except BaseException:
+                # A job may end well behind the verdict.
+                with self._changed:
+                    if self._verdict is not None and self._verdict[0] == number:
+                        return self._verdict[1]
+                raise

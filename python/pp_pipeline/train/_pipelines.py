@@ -185,6 +185,7 @@ class Pipelines:
             while not is_there():
                 if checks:
                     self.check()
+                    self._check_own()
                 left = until - time.monotonic()
                 if left <= 0:
                     return False
@@ -338,14 +339,19 @@ class Pipelines:
             for p, count in zip(params, has, strict=True):
                 p.grad = p.grad if count > 0 else None
 
+    def _check_own(self) -> None:
+        """Raises if a rank of this pipeline has left."""
+        for event in self._news:
+            if event.get("lost") == self.number:
+                raise RuntimeError(f"a rank of this pipeline has left: {event['cause']}")
+
     def _ends(self, work: Any, number: int | None = None) -> None:
         """Waits for the end of a collective. It is left behind if a pipeline is lost, or has ended before this turn."""
         pause = 2e-5
         while not work.is_completed():
             self.check()
+            self._check_own()
             for event in self._news:
-                if event.get("lost") == self.number:
-                    raise RuntimeError(f"a rank of this pipeline has left: {event['cause']}")
                 if number is not None and "ended" in event and event["turns"] <= number:
                     raise RuntimeError(
                         f"the loops of pipeline {event['ended']} ended after {event['calls']} calls of step and evaluate, and those of "

@@ -59,15 +59,19 @@ class Settings:
         """Weights of several stages may have one name."""
         return self.names is not _named
 
-    def made(self, number: int, device: torch.device, others: Mapping[int, ModelStage]) -> ModelStage:
-        """A stage of the model, its random numbers drawn by seed and number; `others` are those that this process has already."""
+    def module(self, number: int) -> torch.nn.Module:
+        """What `stages` gives, its random numbers drawn by seed and number."""
         # No step has this number.
         own = Randomness(torch.device("cpu"))
         seed_with(seed_of(self.seed, 2**63, number, 0), torch.device("cpu"))
         try:
-            module = self.stages(number)
+            return self.stages(number)
         finally:
             own.give_back()
+
+    def made(self, number: int, device: torch.device, others: Mapping[int, ModelStage]) -> ModelStage:
+        """A stage of the model; `others` are those that this process has already."""
+        module = self.module(number)
         if isinstance(module, torch.nn.Module):
             set_apart(number, module, self.names, {other: stage.weights for other, stage in others.items()})
         return ModelStage(number, number == self.count - 1, module, self, device)

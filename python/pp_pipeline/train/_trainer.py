@@ -156,6 +156,8 @@ class Trainer:
         """
         if self._run is not None:
             raise RuntimeError("the job has begun: call load_weights before step and evaluate")
+        if self._checkpoints is not None and self._checkpoints.last is not None:
+            return
         check_safetensors()
         self._weights = Path(path)
         places_of(self._weights)
@@ -284,7 +286,7 @@ class Trainer:
             self.losses.append(verdict.loss)
             self._verdict = verdict if verdict.norm is not None else self._verdict
         if self._keeps:
-            self._results.append((mode, verdict))
+            self._results.append((mode, replace(verdict, times={}, moments=[])))
 
     def _save(self, points: Checkpoints, batch: Any) -> None:
         """Makes a checkpoint of the steps until now. It is whole where rank 0 comes back."""
@@ -361,11 +363,10 @@ class Trainer:
         inputs, targets = (cut(half, self._settings.microbatches) for half in halves(batch))
         assert self._run is not None
         number, self._turns = self._turns, self._turns + 1
-        issued = None
-        if any(one.is_cuda for one in (*inputs[0], *targets[0])):
-            issued = torch.cuda.Event()
-            issued.record()
-        self._meeting.offer(Turn(number, len(self.losses), mode, inputs, targets, issued))
+        # Other streams read what the loop has issued on a GPU.
+        for device in {one.device for one in (*inputs[0], *targets[0]) if one.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        self._meeting.offer(Turn(number, len(self.losses), mode, inputs, targets))
         if self._run.is_rank_0:
             for microbatch in range(self._settings.microbatches):
                 self._push(Item(self._sent(inputs[microbatch], targets[microbatch])))
@@ -414,7 +415,7 @@ class Trainer:
             )
             terms = self._settings = replace(terms, first=self._pipelines.number * terms.microbatches)
             if self._pipelines.number > 0:
-                self._of_job["report"] = self._of_job["timeline"] = None
+                self._of_job.update(report=None, timeline=None, live=None, live_token_file=None)
         placed = placed_at(self._place)
         rank = 0 if placed is None else placed[0]
         # All pipelines have the same weights.

@@ -66,6 +66,8 @@ class Rank:
 
     def begins(self, meeting: Meeting) -> None:
         """A job begins. What an earlier one left undone is dropped."""
+        if self._turn is not None and self._left:
+            self._random.give_back()
         self.meeting, self._turn = meeting, None
         for stage in self.stages.values():
             stage.forget()
@@ -87,8 +89,6 @@ class Rank:
         """The turn that the driver is at. At its first work in it the driver waits for the loop."""
         if self._turn is None or self._turn.number != number:
             turn = self.meeting.turn(number)
-            if turn.issued is not None:
-                torch.cuda.current_stream().wait_event(turn.issued)
             device = torch.device("cpu")
             for stage in self.stages.values() if turn.computes else ():
                 stage.begin(turn.trains)
@@ -152,7 +152,7 @@ class Rank:
         is_last = number == self.settings.count - 1
         if is_last and not learns:
             return {}
-        module = self.stages[number].module if number in self.stages else self.settings.stages(number)
+        module = self.stages[number].module if number in self.stages else self.settings.module(number)
         targets = {name: inputs[name] for name in _shapes.targets_in(inputs)}
         outputs = {} if is_last else {**_shapes.outputs_of(number, module, inputs), **targets}
         if learns:
@@ -296,7 +296,7 @@ class Forward(_Work):
         device, names = self.stage.device, tuple(chunk)
         taken = _shapes.inputs_in(names)
         if self.number == 0 and self.of.own_inputs:
-            inputs: Tensors = tuple(one.to(device) for one in turn.inputs[microbatch])
+            inputs: Tensors = tuple(one.to(device, copy=True) for one in turn.inputs[microbatch])
         else:
             # The slot goes back before autograd has read what it keeps.
             inputs = tuple(chunk[name].clone() for name in taken)
@@ -305,7 +305,7 @@ class Forward(_Work):
         is_last = self.number == self.of.settings.count - 1
         targets: Tensors = ()
         if is_last and self.of.own_targets:
-            targets = tuple(one.to(device) for one in turn.targets[microbatch])
+            targets = tuple(one.to(device, copy=True) for one in turn.targets[microbatch])
         elif is_last:
             targets = tuple(chunk[name].clone() for name in _shapes.targets_in(names))
         made = self.stage.forward((turn.step, microbatch), inputs, targets, turn.trains, turn.mode == "look")
