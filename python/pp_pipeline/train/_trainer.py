@@ -261,6 +261,7 @@ class Trainer:
                 calls = self._kept.copy()
 
     def _play(self, mode: str, batch: Any) -> Verdict:
+        assert self._run is not None
         points, begins = self._checkpoints, self._turns == 0
         if begins and self._settings.may_tie:
             # Not every rank knows whether there are some.
@@ -275,7 +276,7 @@ class Trainer:
             if self._pipelines is not None:
                 verdict.pipeline, verdict.finding = self._pipelines.finding(self._turns, verdict.finding)
         self._done(mode, verdict)
-        if mode == "train" and verdict.norm is not None and self._run is not None:
+        if mode == "train" and verdict.norm is not None:
             self._run.trained(verdict.loss, verdict.moments)
         if mode == "train" and points is not None and len(self.losses) % points.every == 0:
             self._save(points, batch)
