@@ -106,9 +106,10 @@ impl Job<'_> {
         let shown = viewer.and_then(|viewer| Server::start(viewer, folder));
         let done = context.catch(launch, || {
             rank(this)?;
-            if launch.rank() == RANK_0 {
-                context.reporter.tell(Report::Finished);
-            }
+            context.reporter.tell(match launch.rank() {
+                RANK_0 => Report::Finished,
+                _ => Report::Left,
+            });
             Ok(())
         });
         if let Some(viewer) = &context.viewer {

@@ -39,6 +39,8 @@ pub(crate) enum Report {
     Served,
     /// Rank 0 says: the work is done, and what was to be written is written.
     Finished,
+    /// Another rank says: its part of the job is done. Its program may go on.
+    Left,
     /// This rank runs, also while it waits or loads.
     Alive,
     /// This rank could not write its flight recording, because of this.
@@ -81,9 +83,12 @@ impl Report {
             Self::Exiting(fault) | Self::PeerLost(_, _, fault, _) | Self::NotRecorded(fault) => {
                 Some(fault)
             }
-            Self::Connected | Self::SignalsReady | Self::Served | Self::Finished | Self::Alive => {
-                None
-            }
+            Self::Connected
+            | Self::SignalsReady
+            | Self::Served
+            | Self::Finished
+            | Self::Left
+            | Self::Alive => None,
         }
     }
 }

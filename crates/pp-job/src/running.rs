@@ -113,6 +113,10 @@ impl Job<'_> {
     /// Nothing ends this process: a fault, a lost rank or a stuck stage is an error of [`Running::wait`], and nothing is
     /// printed about it. A rank that this process has started is ended at a fault, though.
     ///
+    /// Behind a job of a schedule ([`Job::scheduled`]) the program of another rank may go on as long as it wants. It must end
+    /// well: otherwise that is an error of [`Running::wait`], which waits for it. Behind any other job it is ended within
+    /// seconds.
+    ///
     /// A program that opens several jobs numbers them ([`Job::number`]).
     ///
     /// # Errors

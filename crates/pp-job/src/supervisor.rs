@@ -122,6 +122,7 @@ pub(crate) fn supervise(
         restarts,
         may_restart: pipeline.restartable().collect(),
         within: config.restart_within,
+        may_go_on: here.is_some() && supervised.schedule.is_some(),
         watches: config.heartbeat.is_some(),
         // This library begins late in a program that an interpreter loads.
         loads_within: match supervised.command {

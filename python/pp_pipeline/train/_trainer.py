@@ -183,7 +183,10 @@ class Trainer:
         return {number: stage.module for number, stage in sorted(self._rank.stages.items())} if self._run is not None else {}
 
     def close(self) -> None:
-        """Ends the job, once all that was begun is done. At other ranks than 0 this waits for the loop of rank 0 to end."""
+        """Ends the job, once all that was begun is done. At other ranks than 0 this waits for the loop of rank 0 to end.
+
+        At rank 0 it also waits for the processes that it has started, whose programs may go on. One that does not end well is lost.
+        """
         self._end(None)
 
     def __enter__(self) -> Trainer:

@@ -59,6 +59,7 @@ impl Core {
         Self {
             job: Ends {
                 restarts: terms.restarts,
+                may_go_on: terms.may_go_on,
                 ..Ends::default()
             },
             within: terms.within,
@@ -145,6 +146,7 @@ impl Core {
             place.running = Some(Process {
                 pid,
                 hears: false,
+                has_left: false,
                 is_asked: false,
             });
         }
@@ -307,6 +309,12 @@ impl Core {
             }
             Report::SignalsReady => self.hears(report.rank, report.pid),
             Report::Connected => self.met(now),
+            Report::Left => {
+                let place = self.at(report.rank).and_then(|p| p.running.as_mut());
+                if let Some(running) = place.filter(|running| running.pid == report.pid) {
+                    running.has_left = true;
+                }
+            }
             Report::PeerLost(rank, target, fault, chunks) => {
                 self.actions.push(Action::Log(format!(
                     "rank 0 gave rank {rank} up fault={fault} target={target:?}"
@@ -496,6 +504,26 @@ impl Core {
         self.kill_to_replace(rank, pid, now);
     }
 
+    /// The job is done, and only programs run that go on behind it: they may take the time that they want.
+    fn goes_on(&mut self, now: Instant) -> bool {
+        let running = self.ranks.iter().filter_map(|place| place.running);
+        let may = self.job.may_go_on && self.job.is_done().is_some() && self.signals < 2;
+        if !may || self.is_killing || !running.clone().all(|running| running.has_left) {
+            return false;
+        }
+        self.deadline = None;
+        self.vigil.resume(now);
+        let left = (0..)
+            .zip(&self.ranks)
+            .filter(|(_, place)| place.running.is_some());
+        let left: Vec<_> = left.map(|(rank, _): (u32, _)| rank.to_string()).collect();
+        self.actions.push(Action::Say(format!(
+            "pp: the job is done; waiting for the programs of the other ranks that go on: {}",
+            left.join(", ")
+        )));
+        true
+    }
+
     /// Time has passed.
     fn late(&mut self, now: Instant) {
         for (rank, silence) in self.vigil.look(now) {
@@ -513,7 +541,7 @@ impl Core {
                 }
             }
         }
-        if self.deadline.is_some_and(|at| now >= at) {
+        if self.deadline.is_some_and(|at| now >= at) && !self.goes_on(now) {
             let left = self.ranks.iter().position(|place| place.running.is_some());
             if let Some(rank) = left.filter(|_| self.is_killing) {
                 let what = "its process was killed and does not end; the kernel waits for a disk or a device in it";

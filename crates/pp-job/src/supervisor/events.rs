@@ -18,6 +18,8 @@ pub(super) struct Terms {
     pub(super) may_restart: Vec<Rank>,
     /// How long rank 0 may take to say what it makes of the end of another rank.
     pub(super) within: Duration,
+    /// Each rank runs a loop of its own over the job, and goes on behind it.
+    pub(super) may_go_on: bool,
     /// Ranks give signs of life.
     pub(super) watches: bool,
     /// Time that a process may take before its first sign, besides that of any other.

@@ -128,6 +128,7 @@ mod tests {
             restarts: 0,
             may_restart: Vec::new(),
             within: Duration::ZERO,
+            may_go_on: false,
             watches: true,
             loads_within: Duration::from_secs(60),
         };

@@ -13,6 +13,8 @@ pub(super) struct Process {
     pub(super) pid: u32,
     /// It has said that it takes signals.
     pub(super) hears: bool,
+    /// Its part of the job is done.
+    pub(super) has_left: bool,
     /// It is to say what it does, as soon as it takes signals.
     pub(super) is_asked: bool,
 }

@@ -19,6 +19,7 @@ const PAIR: Case = Case {
     restarts: 0,
     may_restart: &[1],
     says_served: true,
+    may_go_on: false,
 };
 
 /// Three ranks, of which ranks 1 and 2 may be started again.
@@ -130,6 +131,19 @@ fn signals_end_the_job_whatever_else_happens() {
             (all.kills, all.stops, all.signals, all.ticks) = (kills, stops, 2, 1);
         });
     }
+}
+
+#[test]
+fn a_program_that_goes_on_has_its_time_and_must_end_well() {
+    let case = Case {
+        may_go_on: true,
+        ..PAIR
+    };
+    walk_each(case, 0..2, |all| all.ticks = 2);
+    walk_each(case, 0..2, |all| (all.kills, all.ticks) = (1, 1));
+    walk_each(case, 0..2, |all| {
+        (all.stops, all.signals, all.ticks) = (1, 1, 1)
+    });
 }
 
 #[test]

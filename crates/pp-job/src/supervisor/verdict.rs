@@ -14,6 +14,9 @@ use crate::reports::{Report, Reported};
 /// What is said of a rank that ended well, and too early.
 const EARLY: &str = "the process ended before its work was done; does a kernel plugin call exit?";
 
+/// What is said of a rank that had to be killed.
+const STUCK: &str = "the process did not end in good order after the others had";
+
 /// How a rank ended.
 #[derive(Clone, Debug)]
 pub(super) struct End {
@@ -87,10 +90,10 @@ impl End {
         }
     }
 
-    /// Says whether it did not handle signals yet, and one that asks for an end ended it.
-    fn is_interrupted_at_once(&self) -> bool {
-        let asks = |signal| [SIGINT, SIGTERM, SIGHUP].contains(&signal);
-        self.signal().is_some_and(asks)
+    /// The signal that asks for an end and ended it, since it did not handle signals.
+    fn interrupted_at_once(&self) -> Option<u8> {
+        let asks = |signal: &i32| [SIGINT, SIGTERM, SIGHUP].contains(signal);
+        self.signal().filter(asks).map(|signal| signal as u8)
     }
 
     fn signal(&self) -> Option<i32> {
@@ -136,6 +139,8 @@ pub(super) struct Ends {
     pub(super) is_served: bool,
     /// Rank 0 has done its work, or cannot say so any more.
     pub(super) is_finished: bool,
+    /// The programs of the other ranks may go on behind the job, and must end well.
+    pub(super) may_go_on: bool,
     /// Over all ranks.
     pub(super) restarts: u32,
     pub(super) used: u32,
@@ -184,6 +189,38 @@ impl Ends {
         }
     }
 
+    /// How rank 0 ended, if the work is done: then it had everything of the other ranks.
+    pub(super) fn is_done(&self) -> Option<&End> {
+        let has_reported = |rank| self.told().iter().any(|(_, reporter, _)| *reporter == rank);
+        let rank_0 = self.ends.iter().find(|end| end.rank == RANK_0)?;
+        (self.is_finished && rank_0.is_good() && !has_reported(RANK_0)).then_some(rank_0)
+    }
+
+    /// A program of another rank did not end well behind the job.
+    fn behind(&self) -> Option<Verdict> {
+        let mut bad = self
+            .ends
+            .iter()
+            .filter(|end| self.may_go_on && end.rank != RANK_0 && end.code() != Some(0));
+        let end = bad.clone().find(|end| !end.by_us).or(bad.next())?;
+        if let Some(signal) = end.interrupted_by().or(end.interrupted_at_once()) {
+            return Some(Verdict::Interrupted(signal));
+        }
+        if let Some(fault) = self.not_replaced.as_ref().filter(|_| end.by_us) {
+            return Some(self.again(fault));
+        }
+        if let Some(fault) = end.reported(&self.reports) {
+            return Some(self.again(fault));
+        }
+        Some(match end.by_us {
+            true => self.because(FaultKind::TimedOut, end.rank, "end", STUCK),
+            false => {
+                let what = format!("{}, behind the job", end.how());
+                self.because(FaultKind::PeerDied, end.rank, "end", &what)
+            }
+        })
+    }
+
     /// What the exit code says of a rank that did not report why it ended.
     fn silent(&self, end: &End) -> Option<Verdict> {
         let what = match end.code()? {
@@ -216,19 +253,20 @@ pub(super) fn verdict(job: &Ends) -> Verdict {
     let reports = job.told();
     let has_reported = |rank: Rank| reports.iter().any(|(_, reporter, _)| *reporter == rank);
     // Rank 0 says when the work is done. Then it had everything of the other ranks.
-    let rank_0 = ends.iter().find(|end| end.rank == RANK_0);
-    let rank_0 = rank_0.filter(|end| end.is_good() && !has_reported(RANK_0));
-    if let Some(rank_0) = rank_0.filter(|_| job.is_finished) {
+    if let Some(rank_0) = job.is_done() {
         return match rank_0.interrupted_by() {
             Some(signal) => Verdict::Interrupted(signal),
-            None => Verdict::Done,
+            None => job.behind().unwrap_or(Verdict::Done),
         };
     }
+    let rank_0 = ends.iter().find(|end| end.rank == RANK_0);
+    let rank_0 = rank_0.filter(|end| end.is_good() && !has_reported(RANK_0));
     // A rank that did not handle signals yet is ended by one, and its peers report that it is gone.
     let is_reported = reports
         .iter()
         .any(|(_, _, fault)| fault.kind == FaultKind::Interrupted);
-    if job.interrupted && !is_reported && ends.iter().any(End::is_interrupted_at_once) {
+    if job.interrupted && !is_reported && ends.iter().any(|end| end.interrupted_at_once().is_some())
+    {
         let what = "interrupted before the ranks were ready";
         return job.because(FaultKind::Interrupted, RANK_0, "set up", what);
     }
@@ -242,7 +280,7 @@ pub(super) fn verdict(job: &Ends) -> Verdict {
     let killed = ends
         .iter()
         .filter(|end| !end.by_us && !has_reported(end.rank) && is_needed(end.rank))
-        .filter(|end| !job.interrupted || !end.is_interrupted_at_once());
+        .filter(|end| !job.interrupted || end.interrupted_at_once().is_none());
     if let Some((rank, signal)) = killed
         .filter_map(|end| Some((end.rank, end.signal()?)))
         .next()
@@ -290,8 +328,7 @@ pub(super) fn verdict(job: &Ends) -> Verdict {
     }
     let stuck = ends.iter().find(|end| !end.is_good());
     let rank = stuck.map_or(RANK_0, |end| end.rank);
-    let what = "the process did not end in good order after the others had";
-    job.because(FaultKind::TimedOut, rank, "end", what)
+    job.because(FaultKind::TimedOut, rank, "end", STUCK)
 }
 
 /// The first fault that was reported. A rank that ends with a fault of its own may be slower to say so
@@ -373,6 +410,7 @@ mod tests {
                 not_replaced: None,
                 is_served,
                 is_finished,
+                may_go_on: false,
                 restarts: 0,
                 used: 0,
             };

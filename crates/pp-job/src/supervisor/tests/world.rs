@@ -26,6 +26,8 @@ enum Step {
     Runs,
     /// Rank 0 has everything of the others.
     Served,
+    /// Another rank has done its part, and its program goes on.
+    Left,
     /// The process is gone.
     Dead,
 }
@@ -72,6 +74,8 @@ pub(super) struct Case {
     pub(super) may_restart: &'static [usize],
     /// Rank 0 of a benchmark does not.
     pub(super) says_served: bool,
+    /// Programs go on behind the job.
+    pub(super) may_go_on: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -99,6 +103,8 @@ pub(super) struct World {
     /// By rank: the supervisor killed it while it lived.
     pub(super) was_killed: Vec<bool>,
     killed: Option<Instant>,
+    /// The supervisor killed a program that went on.
+    ended_a_program: bool,
 }
 
 /// Something that may happen next.
@@ -136,6 +142,7 @@ impl World {
             restarts: case.restarts,
             may_restart: case.may_restart.iter().map(rank).collect(),
             within: Duration::from_secs(60),
+            may_go_on: case.may_go_on,
             watches: true,
             loads_within: Duration::ZERO,
         };
@@ -156,6 +163,7 @@ impl World {
             is_deaf: false,
             was_killed: vec![false; case.world],
             killed: None,
+            ended_a_program: false,
         };
         for at in 0..case.world {
             world.start(at);
@@ -189,6 +197,8 @@ impl World {
                 Action::Start(rank) => self.start(rank.get() as usize),
                 Action::Kill(pid) => {
                     let at = self.place(pid);
+                    let goes_on = self.ranks[at].step == Step::Left && !self.ranks[at].is_stopped;
+                    self.ended_a_program |= goes_on;
                     self.was_killed[at] |= self.ranks[at].step != Step::Dead;
                     self.killed = Some(self.now);
                     self.ranks[at].by_us |= self.ranks[at].unheard.is_none();
@@ -203,6 +213,10 @@ impl World {
                     }
                 }
                 Action::Ask(_) => panic!("the user did not ask"),
+                Action::Say(line) if line.starts_with("pp: the job is done") => {
+                    assert!(self.ranks.iter().any(|rank| rank.step == Step::Left));
+                    assert!(self.rank_0_done.is_some());
+                }
                 Action::Say(line) => {
                     let told = |at: &usize| line.starts_with(&format!("pp: rank {at} is gone: "));
                     let at = (0..self.case.world).find(told).expect("a rank is gone");
@@ -305,7 +319,7 @@ impl World {
             Step::Runs => {
                 me.asked > 1 || self.ends_for(at).is_some() || self.ranks[0].has_said_goodbye
             }
-            Step::Served => true,
+            Step::Served | Step::Left => true,
         }
     }
 
@@ -349,7 +363,14 @@ impl World {
                     self.reports(0, Report::Served);
                 }
             }
-            (Step::Runs, _) if self.ranks[0].has_said_goodbye => self.dies(at, 0),
+            (Step::Runs, _) if self.ranks[0].has_said_goodbye => {
+                self.reports(at, Report::Left);
+                match self.case.may_go_on {
+                    true => self.ranks[at].step = Step::Left,
+                    false => self.dies(at, 0),
+                }
+            }
+            (Step::Left, _) => self.dies(at, 0),
             (Step::Runs, _) => {
                 let lost = self.ends_for(at).expect("it can go on");
                 self.fails(at, self.why(lost), lost);
@@ -521,6 +542,7 @@ impl World {
         if is_calm {
             assert!(!self.was_killed[0], "a rank 0 that nothing was done to");
             assert!(!was_killed || all.ticks > 0, "a calm rank");
+            assert!(!self.ended_a_program, "a program that went on");
         }
         let verdict = self.core.verdict();
         // A rank that lets time pass may be too late to ask for another.
@@ -548,16 +570,23 @@ impl World {
         if let Verdict::Fault(fault, _) = &verdict
             && fault.kind == FaultKind::PeerDied
         {
-            let [_, fate] = self.ranks[fault.rank.get() as usize]
-                .fate
-                .unwrap_or_default();
+            let fates = self.ranks[fault.rank.get() as usize].fate;
+            let behind = usize::from(!fault.detail.contains("behind the job"));
+            let fate = fates.unwrap_or_default()[behind];
             assert!(fault.detail.as_str().contains(fate), "{fate}: {fault}");
         }
         let was_hurt = |rank: Rank| self.hurt[rank.get() as usize];
         match (&verdict, self.hurt[0], signals) {
-            (Verdict::Done, false, _) => {}
+            (Verdict::Done, false, _) => {
+                let behind = self.hurt[1..].contains(&true) && !self.was_needed;
+                assert!(!(self.case.may_go_on && behind), "nothing is said of it");
+            }
             (Verdict::Interrupted(TERM), false, 1..) => {}
             (Verdict::Fault(fault, _), _, 1..) if fault.kind == FaultKind::Interrupted => {}
+            // It had time to leave the job.
+            (Verdict::Fault(fault, _), false, _) if !self.hurt.contains(&true) => {
+                assert!(self.case.may_go_on && was_slow && was_killed, "{fault}");
+            }
             (Verdict::Fault(fault, _), true, _) => {
                 assert!(was_hurt(fault.rank), "a rank that nothing was done to");
             }
@@ -567,10 +596,12 @@ impl World {
                     let mut hurt = (1..self.case.world).filter(|at| self.hurt[*at]);
                     hurt.any(|at| !self.case.may_restart.contains(&at))
                 };
-                let may_fail = losses > self.case.restarts || had_none || signals > 0 || was_slow;
+                let behind = self.case.may_go_on && !self.was_needed;
+                let is_over = had_none || signals > 0 || was_slow || behind;
+                let may_fail = losses > self.case.restarts || is_over;
                 assert!(may_fail, "there was a restart left");
                 assert!(
-                    self.was_needed || !self.case.says_served,
+                    self.was_needed || !self.case.says_served || behind,
                     "the rank was needed no more"
                 );
             }
