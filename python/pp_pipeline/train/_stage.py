@@ -74,7 +74,8 @@ class ModelStage:
         # Of each microbatch: its outputs and inputs until the backward, and what is left for the weights.
         self._kept: dict[int, tuple[Tensors, Tensors]] = {}
         self._undone: dict[int, Any] = {}
-        self._buffers: list[torch.Tensor] = []
+        # The buffers, and what they were before the step.
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.losses: dict[int, torch.Tensor] = {}
         # The backward is not divided. The first forward tells.
         self._is_whole = False
@@ -102,7 +103,7 @@ class ModelStage:
         self.losses.clear()
         self.finding = None
         self.module.train(trains)
-        self._buffers = [buffer.clone() for buffer in self.module.buffers()] if trains else []
+        self._buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()] if trains else []
 
     def forward(self, at: tuple[int, int], inputs: Tensors, targets: Tensors, trains: bool, looks: bool = False) -> Tensors:
         """Runs step and microbatch `at`. Gives what goes on; of the last stage nothing. Sets PyTorch's random numbers."""
@@ -263,7 +264,7 @@ class ModelStage:
     def apply(self, norm: float | None) -> None:
         """Ends a step: with the norm of all gradients the weights move, and without it everything is as before the step."""
         if norm is None:
-            for buffer, before in zip(self.module.buffers(), self._buffers, strict=True):
+            for buffer, before in self._buffers:
                 buffer.copy_(before)
         elif self.optimizer is not None:
             clip = self._settings.clip
