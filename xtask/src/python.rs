@@ -4,6 +4,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -11,15 +12,20 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::chosen::{MUST_RUN, PART, cannot_run, seed};
 use crate::process::{built, cargo, command, listed, output, root, run, target};
 
-/// The tests that need PyTorch.
-const TORCH_TESTS: [&str; 7] = [
-    "python/tests/test_export.py",
-    "python/tests/test_torch.py",
-    "python/tests/test_cuda.py",
-    "python/tests/test_networks.py",
-    "python/tests/test_train.py",
-    "python/tests/test_train_checkpoint.py",
-    "python/tests/test_train_groups.py",
+/// The tests that need PyTorch, in two parts that take about as long. They run side by side: each process that imports
+/// PyTorch is at that for seconds, with one thread, while others wait for it.
+const TORCH_TESTS: [&[&str]; 2] = [
+    &[
+        "python/tests/test_train.py",
+        "python/tests/test_export.py",
+        "python/tests/test_torch.py",
+        "python/tests/test_cuda.py",
+    ],
+    &[
+        "python/tests/test_train_checkpoint.py",
+        "python/tests/test_train_groups.py",
+        "python/tests/test_networks.py",
+    ],
 ];
 
 /// Checks the types of the package and runs its suite. The tests with PyTorch run where there is one. `packages` is what cargo
@@ -33,15 +39,24 @@ pub(crate) fn test(packages: &str) -> Result<()> {
     types.env("MYPYPATH", root().join("python"));
     let cache = target()?.join("python/mypy");
     run(types.arg("--cache-dir").arg(cache))?;
-    let left_out = TORCH_TESTS.iter().flat_map(|file| ["--ignore", file]);
+    let left_out = TORCH_TESTS.iter().copied().flatten();
+    let left_out = left_out.flat_map(|file| ["--ignore", file]);
     let others: Vec<&str> = left_out.chain(["python/tests"]).collect();
-    pytest(&python, &package, &others, &[])?;
+    pytest(&python, &package, &others, &[], 0)?;
     match torch()? {
         Some(python) => {
             let pp = built(&mut cargo(&format!("build {packages}")), "pp")?;
             let plugin = built(&mut cargo(&format!("build {packages}")), "pp_aoti")?;
             let set = [("PP_TEST_PP", &*pp), ("PP_TEST_AOTI", &*plugin)];
-            pytest(&python, &package, &TORCH_TESTS, &set)
+            thread::scope(|scope| {
+                let part = |(at, tests): (usize, &&'static [&'static str])| {
+                    let (tests, python, package, set) = (*tests, &python, &package, &set);
+                    scope.spawn(move || pytest(python, package, tests, set, at + 1))
+                };
+                let parts: Vec<_> = TORCH_TESTS.iter().enumerate().map(part).collect();
+                let mut ended = parts.into_iter().map(|part| part.join());
+                ended.try_for_each(|ended| ended.expect("it does not panic"))
+            })
         }
         None => cannot_run(
             "the tests with PyTorch; cargo xtask torch installs it once (6 GB), or PP_TORCH_VENV names an environment that has \
@@ -74,8 +89,14 @@ pub(crate) fn package(packages: &str) -> Result<PathBuf> {
     Ok(target()?.join("python/package"))
 }
 
-/// Runs tests, and says how many passed in the words of Rust's harness.
-fn pytest(python: &Path, package: &Path, tests: &[&str], set: &[(&str, &Path)]) -> Result<()> {
+/// Runs tests, and says how many passed in the words of Rust's harness. Those that run side by side have numbers of their own.
+fn pytest(
+    python: &Path,
+    package: &Path,
+    tests: &[&str],
+    set: &[(&str, &Path)],
+    at: usize,
+) -> Result<()> {
     let mut pytest = command(python);
     pytest.envs(set.iter().copied()).env(PART, seed());
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]);
@@ -83,7 +104,7 @@ fn pytest(python: &Path, package: &Path, tests: &[&str], set: &[(&str, &Path)]) 
     pytest
         .env("PYTHONPATH", package)
         .env("PYTHONDONTWRITEBYTECODE", "1");
-    let results = target()?.join("python/results.xml");
+    let results = target()?.join(format!("python/results-{at}.xml"));
     pytest.arg("--junit-xml").arg(&results);
     let ended = run(&mut pytest);
     let text = fs::read_to_string(&results).unwrap_or_default();
