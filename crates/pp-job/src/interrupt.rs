@@ -15,10 +15,13 @@ use crate::{RANK_0, times};
 
 /// Turns signals into drains and aborts. Until [`Context::attach`] names a switch, a signal ends the process: nothing
 /// has been admitted that could be drained.
-pub(crate) fn take_signals(context: &Arc<Context>) -> std::io::Result<Hearing> {
+///
+/// Behind the job a program that goes on gets them back.
+pub(crate) fn take_signals(context: &Arc<Context>, goes_on: bool) -> std::io::Result<Hearing> {
     let taking = Arc::clone(context);
     let afterwards = match &context.caller {
         Some(_) => Afterwards::Program,
+        None if goes_on => Afterwards::Program,
         None if context.is_supervised() => Afterwards::Supervisor,
         None => Afterwards::Job,
     };

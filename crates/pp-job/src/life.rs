@@ -183,7 +183,9 @@ impl Job<'_> {
             caller.hears(Arc::clone(&context) as _);
         }
         let is_told = caller.is_some() && context.is_supervised();
-        let hearing = (!is_told).then(|| take_signals(&context)).transpose();
+        let hearing = (!is_told)
+            .then(|| take_signals(&context, self.schedule.is_some()))
+            .transpose();
         let hearing = hearing.context("cannot handle signals")?;
         match (caller, hearing) {
             // A driver that is left behind takes none.

@@ -37,6 +37,9 @@ pub(crate) const CONTRADICTED_WITHIN: Duration = Duration::from_secs(1);
 pub(crate) const PATIENCE: Duration = GRACE.saturating_add(Duration::from_millis(40));
 /// The other ranks end after rank 0 ended well: the drop of an edge may take all of its time.
 pub(crate) const GOODBYE: Duration = ENDED_WITHIN.saturating_add(Duration::from_secs(2));
+/// A rank whose program goes on behind the job leaves it after rank 0 ended well, however busy the machine is: what is killed
+/// then is told as lost.
+pub(crate) const LEFT_WITHIN: Duration = Duration::from_secs(30);
 /// The ranks end by themselves after a second interrupt. The user waits for that.
 pub(crate) const ABORTED_WITHIN: Duration = Duration::from_secs(1);
 /// A process that was killed ends, once the kernel is done with a disk or a device in it; also a bound for the thread that

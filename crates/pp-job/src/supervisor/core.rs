@@ -19,7 +19,9 @@ use super::verdict::{End, Ends, Verdict, verdict};
 use crate::RANK_0;
 use crate::reports::{Report, Reported, TargetProcess};
 use crate::signals::is_echo_of;
-use crate::times::{ABORTED_WITHIN, CONTRADICTED_WITHIN, GOODBYE, KILLED_WITHIN, PATIENCE};
+use crate::times::{
+    ABORTED_WITHIN, CONTRADICTED_WITHIN, GOODBYE, KILLED_WITHIN, LEFT_WITHIN, PATIENCE,
+};
 
 /// What a supervisor knows of its job.
 #[derive(Clone, Debug)]
@@ -42,6 +44,8 @@ pub(super) struct Core {
     /// When the ranks that are left are killed, or given up once they were killed.
     deadline: Option<Instant>,
     is_killing: bool,
+    /// It was said that programs go on behind the job.
+    says_who_goes_on: bool,
     /// A process that was killed does not end.
     stuck: Option<Fault>,
     actions: Vec<Action>,
@@ -71,6 +75,7 @@ impl Core {
             drains: None,
             deadline: None,
             is_killing: false,
+            says_who_goes_on: false,
             stuck: None,
             actions: Vec::new(),
         }
@@ -86,6 +91,11 @@ impl Core {
                 // Rank 0's exit code alone says whether the job has done its work.
                 self.vigil.end();
                 self.job.is_finished = true;
+                if self.job.may_go_on {
+                    // None can say that it has left.
+                    let running = self.ranks.iter_mut().filter_map(|p| p.running.as_mut());
+                    running.for_each(|running| running.has_left = true);
+                }
                 if self.job.ends.iter().all(End::is_good) {
                     self.spare_the_others(now);
                 }
@@ -260,7 +270,7 @@ impl Core {
         }
         match (is_harmless, rank) {
             (false, _) => self.end_within(PATIENCE, now),
-            (true, RANK_0) => self.end_within(GOODBYE, now),
+            (true, RANK_0) => self.end_within(self.goodbye(), now),
             // Rank 0 waits for it and cannot know. That they have met may not be read yet.
             (true, _) if self.is_awaited(rank) && !self.job.is_served && !self.job.is_finished => {
                 self.end_within(CONTRADICTED_WITHIN, now);
@@ -281,6 +291,14 @@ impl Core {
             .collect();
         for (end, _) in gone {
             self.settle(end, now);
+        }
+    }
+
+    /// The time that the others have behind a rank 0 that ended well.
+    fn goodbye(&self) -> Duration {
+        match self.job.may_go_on {
+            true => LEFT_WITHIN,
+            false => GOODBYE,
         }
     }
 
@@ -380,7 +398,7 @@ impl Core {
                 self.vigil.resume(now);
             }
         } else if self.job.is_finished && self.job.ends.iter().all(End::is_good) {
-            self.deadline = Some(now + GOODBYE);
+            self.deadline = Some(now + self.goodbye());
         }
     }
 
@@ -504,24 +522,30 @@ impl Core {
         self.kill_to_replace(rank, pid, now);
     }
 
-    /// The job is done, and only programs run that go on behind it: they may take the time that they want.
-    fn goes_on(&mut self, now: Instant) -> bool {
-        let running = self.ranks.iter().filter_map(|place| place.running);
+    /// The ranks whose processes are to end now. Behind a job that is done, programs go on that have left it.
+    fn to_end(&self) -> Vec<(Rank, u32)> {
         let may = self.job.may_go_on && self.job.is_done().is_some() && self.signals < 2;
-        if !may || self.is_killing || !running.clone().all(|running| running.has_left) {
-            return false;
-        }
-        self.deadline = None;
+        let ranks = (0..).map(Rank::new).zip(&self.ranks);
+        let running = ranks.filter_map(|(rank, place)| Some((rank, place, place.running?)));
+        let ends = running.filter(|(_, place, running)| {
+            !may || !running.has_left || place.replaced == Some(running.pid)
+        });
+        ends.map(|(rank, _, running)| (rank, running.pid)).collect()
+    }
+
+    /// Only programs run that go on behind the job: they may take the time that they want.
+    fn let_go_on(&mut self, now: Instant) {
+        (self.deadline, self.is_killing) = (None, false);
         self.vigil.resume(now);
-        let left = (0..)
-            .zip(&self.ranks)
-            .filter(|(_, place)| place.running.is_some());
-        let left: Vec<_> = left.map(|(rank, _): (u32, _)| rank.to_string()).collect();
-        self.actions.push(Action::Say(format!(
-            "pp: the job is done; waiting for the programs of the other ranks that go on: {}",
-            left.join(", ")
-        )));
-        true
+        if !std::mem::replace(&mut self.says_who_goes_on, true) {
+            let ranks = (0..).zip(&self.ranks);
+            let left = ranks.filter(|(_, place)| place.running.is_some());
+            let left: Vec<_> = left.map(|(rank, _): (u32, _)| rank.to_string()).collect();
+            self.actions.push(Action::Say(format!(
+                "pp: the job is done; waiting for the programs of the other ranks that go on: {}",
+                left.join(", ")
+            )));
+        }
     }
 
     /// Time has passed.
@@ -541,18 +565,20 @@ impl Core {
                 }
             }
         }
-        if self.deadline.is_some_and(|at| now >= at) && !self.goes_on(now) {
-            let left = self.ranks.iter().position(|place| place.running.is_some());
-            if let Some(rank) = left.filter(|_| self.is_killing) {
+        if self.deadline.is_some_and(|at| now >= at) {
+            let ends = self.to_end();
+            let Some((rank, _)) = ends.first() else {
+                return self.let_go_on(now);
+            };
+            if self.is_killing {
                 let what = "its process was killed and does not end; the kernel waits for a disk or a device in it";
-                let fault = Fault::new(FaultKind::TimedOut, Rank::new(rank as u32), "end", what);
-                self.stuck = Some(fault);
+                self.stuck = Some(Fault::new(FaultKind::TimedOut, *rank, "end", what));
                 return;
             }
             self.deadline = Some(now + KILLED_WITHIN);
             self.is_killing = true;
-            let kills: Vec<_> = self.pids().map(Action::Kill).collect();
-            self.actions.extend(kills);
+            self.actions
+                .extend(ends.into_iter().map(|(_, pid)| Action::Kill(pid)));
         }
     }
 
@@ -591,7 +617,9 @@ impl Core {
 
     /// Before the ranks are connected a signal ends them, and that they are is read by another thread.
     fn say_that_it_drains(&mut self) {
-        if let Some(signal) = self.drains.take_if(|_| self.has_met) {
+        let drains = self.drains.take_if(|_| self.has_met);
+        // Nothing is in flight where only programs go on.
+        if let Some(signal) = drains.filter(|_| self.job.is_done().is_none()) {
             self.actions.push(Action::SayDrain(signal));
         }
     }

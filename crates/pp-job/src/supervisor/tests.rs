@@ -141,9 +141,11 @@ fn a_program_that_goes_on_has_its_time_and_must_end_well() {
     };
     walk_each(case, 0..2, |all| all.ticks = 2);
     walk_each(case, 0..2, |all| (all.kills, all.ticks) = (1, 1));
-    walk_each(case, 0..2, |all| {
-        (all.stops, all.signals, all.ticks) = (1, 1, 1)
-    });
+    walk_each(case, 0..1, |all| (all.noise, all.ticks) = (1, 2));
+    let signalled = |all: &mut Budget| (all.stops, all.signals, all.ticks) = (1, 2, 1);
+    walk_each(case, 0..1, signalled);
+    let three = Case { world: 3, ..case };
+    walk_each(three, 0..1, |all| (all.stops, all.ticks) = (1, 1));
 }
 
 #[test]

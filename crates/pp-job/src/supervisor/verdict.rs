@@ -203,7 +203,12 @@ impl Ends {
             .iter()
             .filter(|end| self.may_go_on && end.rank != RANK_0 && end.code() != Some(0));
         let end = bad.clone().find(|end| !end.by_us).or(bad.next())?;
-        if let Some(signal) = end.interrupted_by().or(end.interrupted_at_once()) {
+        let asked = end.interrupted_by().or(end.interrupted_at_once());
+        if self.aborted_after.is_some() && (end.by_us || asked.is_some()) {
+            let what = "aborted by a second interrupt, behind the job";
+            return Some(self.because(FaultKind::Interrupted, RANK_0, "end", what));
+        }
+        if let Some(signal) = asked.filter(|_| self.interrupted) {
             return Some(Verdict::Interrupted(signal));
         }
         if let Some(fault) = self.not_replaced.as_ref().filter(|_| end.by_us) {
