@@ -85,9 +85,10 @@ class Film:
         self.path.write_text(HEAD + textwrap.dedent(text))
         return [sys.executable, str(self.path)]
 
-    def start(self, text: str, *, seconds: float = 100, **env: str) -> subprocess.Popen[str]:
+    def start(self, text: str, *, seconds: float = 600, **env: str) -> subprocess.Popen[str]:
         command = self.write(text)
-        environment = {**os.environ, "PP_FLIGHT_OPS": "0", **env}
+        # A busy machine may leave a rank without a core for a second.
+        environment = {**os.environ, "PP_FLIGHT_OPS": "0", "PP_HEARTBEAT_MS": "2000", **env}
         film = subprocess.Popen(
             command,
             text=True,
@@ -103,7 +104,7 @@ class Film:
         timer.start()
         return film
 
-    def run(self, text: str, *, seconds: float = 100, **env: str) -> tuple[int, str, str]:
+    def run(self, text: str, *, seconds: float = 600, **env: str) -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""
         film = self.start(text, seconds=seconds, **env)
         out, error = film.communicate(timeout=seconds + 20)

@@ -137,7 +137,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Without:
 )
 def test_a_rank_is_started_again_to_the_same_bits(film: Film, without: Without, deaths: str, env: dict[str, str]) -> None:
     at = film.path.parent
-    code, out, error = film.run(KEPT, seconds=300, DEATHS=deaths, LIVES="6", **env)
+    code, out, error = film.run(KEPT, DEATHS=deaths, LIVES="6", **env)
     assert code == 0, error
     assert [death for death in deaths.split() if not (at / death).exists()] == []
     assert ends(at) == without(**env), error
@@ -156,7 +156,7 @@ def test_a_job_resumes_from_disk_to_the_same_bits(film: Film, without: Without, 
     code, out, error = film.run(KEPT, DEATHS=death)
     assert code != 0 and (points / "step-6.part").exists() == ("save" in death)
     # It is lost again: the ranks know of two beginnings.
-    code, out, error = film.run(KEPT, seconds=200, RESUME="", LIVES="1", DEATHS="1:forward:7:kill")
+    code, out, error = film.run(KEPT, RESUME="", LIVES="1", DEATHS="1:forward:7:kill")
     assert code == 0, error
     ended = ends(film.path.parent)
     for rank, (gave, losses, state) in without().items():
@@ -192,7 +192,7 @@ class Bad(nn.Sequential):
             raise ZeroDivisionError("for good")
         return super().forward(x)
 """
-    code, out, error = film.run(PROGRAM + bad + body, seconds=200)
+    code, out, error = film.run(PROGRAM + bad + body)
     assert code != 0
     assert error.count("are played again") == 1 and "for good" in error.splitlines()[-1], error
 

@@ -43,7 +43,7 @@ def world(path: Path, text: str, ranks: int = 4) -> list[tuple[int, str]]:
     (path / "program.py").write_text(HEAD + text)
     port = str(free_port())
     env = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PP_JOB_SECRET": "0123456789abcdef" * 2}
-    env["PP_FLIGHT_OPS"] = "0"
+    env.update(PP_FLIGHT_OPS="0", PP_HEARTBEAT_MS="2000")
     started = [
         subprocess.Popen(
             [sys.executable, path / "program.py"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -52,7 +52,7 @@ def world(path: Path, text: str, ranks: int = 4) -> list[tuple[int, str]]:
         for rank in range(ranks)
     ]  # fmt: skip
     try:
-        said = [one.communicate(timeout=120)[0] for one in started]
+        said = [one.communicate(timeout=600)[0] for one in started]
     finally:
         for one in started:
             one.kill()
