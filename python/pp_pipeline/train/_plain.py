@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from ._settings import Names, NotFiniteError, Optimizer, cut, halves, settings
+from ._settings import Settings, cut, halves
 from ._stage import ModelStage, Randomness, loss_of, norm_of
 from ._ties import forms_of, sums_specs, ties_among
 
 
-def run_plain(
-    schedule: str,
-    data: Iterable[Any],
-    *,
-    ranks: int | None = None,
-    stages_per_rank: int = 1,
-    microbatches: int,
-    stages: Callable[[int], torch.nn.Module],
-    loss: Callable[..., torch.Tensor],
-    reduction: str = "mean",
-    optimizer: Optimizer,
-    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
-    clip: float | None = None,
-    seed: int = 0,
-    names: Names | None = None,
-    device: str = "cpu",
-) -> tuple[list[float], list[torch.nn.Module]]:
+def run_plain(schedule: str, data: Iterable[Any], *, device: str = "cpu", **settings: Any) -> tuple[list[float], list[torch.nn.Module]]:
     """Trains on all batches. Gives the loss of each step, and the modules of the stages.
 
-    Each backward is whole. The schedule says in which order a stage adds its gradients, and nothing else.
+    `settings` are the arguments of `Trainer` from `ranks` to `names`. Each backward is whole. The schedule says in which order a stage
+    adds its gradients, and nothing else.
     """
-    terms = settings(
-        schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
-        reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed, names=names,
-    )  # fmt: skip
+    terms = Settings(schedule, **settings)
     at = torch.device(device)
     made: dict[int, ModelStage] = {}
     for number in range(terms.count):
@@ -49,12 +31,12 @@ def run_plain(
     order = _order(terms.schedule.actions(), terms.count)
     losses = []
     for step, batch in enumerate(data):
-        inputs, targets = (cut((tensor.to(at) for tensor in half), microbatches) for half in halves(batch))
+        inputs, targets = (cut((tensor.to(at) for tensor in half), terms.microbatches) for half in halves(batch))
         for stage in model:
             stage.begin(True)
         _run(model, order, step, inputs, targets, False)
         squares = _squares(model, sums, False)
-        each = [float(model[-1].losses[microbatch]) for microbatch in range(microbatches)]
+        each = [float(model[-1].losses[microbatch]) for microbatch in range(terms.microbatches)]
         norm = norm_of(squares, each)
         for stage in model:
             stage.take_tied(sums)
@@ -66,9 +48,9 @@ def run_plain(
             _squares(model, sums, True)
             for stage in model:
                 stage.apply(None)
-            found = min((stage.finding for stage in model if stage.finding), key=lambda one: one["order"])
-            raise NotFiniteError(step, terms.schedule.rank_of[found["stage"]], found["stage"], found["microbatch"], found["tensor"])
-        losses.append(loss_of(each, reduction))
+            found = (stage.finding for stage in model if stage.finding)
+            raise terms.not_finite(step, min(found, key=lambda one: one["order"], default=None))
+        losses.append(loss_of(each, terms.reduction))
     return losses, [stage.module for stage in model]
 
 

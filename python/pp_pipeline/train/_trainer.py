@@ -25,7 +25,7 @@ from . import _shapes
 from ._checkpoint import Checkpoints, check_safetensors, load_weights, places_of
 from ._meeting import Meeting, Turn, Verdict
 from ._pipelines import PipelineLostError, Pipelines
-from ._settings import Names, NotFiniteError, Optimizer, cut, halves, settings
+from ._settings import Names, Optimizer, Settings, cut, halves
 from ._stage import ModelStage, Tensors
 from ._ties import sums_specs, table_of
 from ._work import Backward, Forward, Rank
@@ -88,7 +88,7 @@ class Trainer:
         command: list[str] | None = None,
         timing: bool = False,
     ) -> None:
-        self._settings = settings(
+        self._settings = Settings(
             schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
             reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed, names=names,
         )  # fmt: skip
@@ -129,11 +129,7 @@ class Trainer:
         """
         verdict = self._call("train", batch)
         if verdict.norm is None:
-            step, found = len(self.losses) - 1, verdict.finding
-            if found is None:
-                raise NotFiniteError(step, 0, 0, 0, "the sum of the squares of all gradients")
-            rank = self._settings.schedule.rank_of[found["stage"]]
-            raise NotFiniteError(step, rank, found["stage"], found["microbatch"], found["tensor"], verdict.pipeline)
+            raise self._settings.not_finite(len(self.losses) - 1, verdict.finding, verdict.pipeline)
         return verdict.loss
 
     def evaluate(self, batch: Any) -> float:
@@ -417,7 +413,7 @@ class Trainer:
                 self._of_job["devices"],
                 self._of_job["first_after"] or 1e9,
             )
-            terms = self._settings = replace(terms, first=self._pipelines.number * terms.microbatches)
+            terms.first = self._pipelines.number * terms.microbatches
             if self._pipelines.number > 0:
                 self._of_job.update(report=None, timeline=None, live=None, live_token_file=None)
         placed = placed_at(self._place)
