@@ -372,7 +372,7 @@ class Trainer:
                 self._push(Item(self._sent(inputs[microbatch], targets[microbatch])))
             self._push(Item(self._exchange))
         try:
-            return self._meeting.verdict(number, self._goes_on)
+            return self._meeting.verdict(self._goes_on)
         except BaseException as error:
             # The driver must not wait for a loop that has left.
             self._meeting.end(error, self._calls)

@@ -88,7 +88,8 @@ class Rank:
     def turn(self, number: int) -> Turn:
         """The turn that the driver is at. At its first work in it the driver waits for the loop."""
         if self._turn is None or self._turn.number != number:
-            turn = self.meeting.turn(number)
+            turn = self.meeting.turn()
+            assert turn.number == number
             device = torch.device("cpu")
             for stage in self.stages.values() if turn.computes else ():
                 stage.begin(turn.trains)
@@ -129,7 +130,7 @@ class Rank:
             self._verdict = Verdict(loss_of(losses, self.settings.reduction), norm, found, *_times_in(times, self.settings))
         return self._verdict
 
-    def leaves(self, number: int) -> None:
+    def leaves(self) -> None:
         """A stage has ended a turn. The last one tells the loop."""
         self._left -= 1
         if self._left == 0:
@@ -137,7 +138,7 @@ class Rank:
             if any(stage.device.type == "cuda" for stage in self.stages.values()):
                 torch.cuda.current_stream().synchronize()
             self._random.give_back()
-            self.meeting.tell(number, self._verdict)
+            self.meeting.tell(self._verdict)
 
     # What travels.
 
@@ -412,4 +413,4 @@ class Backward(_Work):
         verdict = self.of.ends(number, *self._ended)
         if turn.trains:
             self.stage.apply(verdict.norm)
-        self.of.leaves(number)
+        self.of.leaves()
