@@ -32,32 +32,20 @@ def run_plain(schedule: str, data: Iterable[Any], *, device: str = "cpu", **sett
     losses = []
     for step, batch in enumerate(data):
         inputs, targets = (cut((tensor.to(at) for tensor in half), terms.microbatches) for half in halves(batch))
-        for stage in model:
-            stage.begin(True)
-        _run(model, order, step, inputs, targets, False)
-        squares = _squares(model, sums, False)
+        squares = _squares(model, sums, order, step, inputs, targets, looks=False)
         each = [float(model[-1].losses[microbatch]) for microbatch in range(terms.microbatches)]
         norm = norm_of(squares, each)
         for stage in model:
             stage.take_tied(sums)
             stage.apply(norm)
         if norm is None:
-            for stage in model:
-                stage.begin(True)
-            _run(model, order, step, inputs, targets, True)
-            _squares(model, sums, True)
+            _squares(model, sums, order, step, inputs, targets, looks=True)
             for stage in model:
                 stage.apply(None)
             found = (stage.finding for stage in model if stage.finding)
             raise terms.not_finite(step, min(found, key=lambda one: one["order"], default=None))
         losses.append(loss_of(each, terms.reduction))
     return losses, [stage.module for stage in model]
-
-
-def _squares(model: list[ModelStage], sums: dict[str, torch.Tensor], looks: bool) -> list[float]:
-    for one in sums.values():
-        one.zero_()
-    return [float(stage.squares() + stage.add_tied(sums, looks)) for stage in model]
 
 
 def _order(actions: list[list[tuple[int, str, int]]], count: int) -> list[list[int]]:
@@ -70,7 +58,12 @@ def _order(actions: list[list[tuple[int, str, int]]], count: int) -> list[list[i
     return order
 
 
-def _run(model: list[ModelStage], order: list[list[int]], step: int, inputs: Any, targets: Any, looks: bool) -> None:
+def _squares(
+    model: list[ModelStage], sums: dict[str, torch.Tensor], order: list[list[int]], step: int, inputs: Any, targets: Any, looks: bool
+) -> list[float]:
+    """Makes the gradients of a step. Gives the sum of their squares, of each stage."""
+    for stage in model:
+        stage.begin(True, looks)
     random = Randomness(model[0].device)
     try:
         for microbatch, given in enumerate(inputs):
@@ -78,9 +71,12 @@ def _run(model: list[ModelStage], order: list[list[int]], step: int, inputs: Any
             for stage in model:
                 needs = [stage.number > 0 and one.requires_grad for one in tensors]
                 own = tuple(one.detach().clone().requires_grad_(need) for one, need in zip(tensors, needs, strict=True))
-                tensors = stage.forward((step, microbatch), own, targets[microbatch], True, looks)
+                tensors = stage.forward((step, microbatch), own, targets[microbatch])
         grads: dict[int, list[torch.Tensor]] = {microbatch: [] for microbatch in range(len(inputs))}
         for stage in reversed(model):
-            grads = {microbatch: stage.backward(microbatch, grads[microbatch], looks) for microbatch in order[stage.number]}
+            grads = {microbatch: stage.backward(microbatch, grads[microbatch]) for microbatch in order[stage.number]}
     finally:
         random.give_back()
+    for one in sums.values():
+        one.zero_()
+    return [float(stage.squares() + stage.add_tied(sums)) for stage in model]

@@ -80,6 +80,7 @@ class ModelStage:
         # The backward is not divided. The first forward tells.
         self._is_whole = False
         self._is_new = True
+        self._trains = self._looks = False
         self.finding: dict[str, Any] | None = None
 
     def name(self, local: str) -> str:
@@ -98,19 +99,20 @@ class ModelStage:
         for p in self._params:
             p.grad = None
 
-    def begin(self, trains: bool) -> None:
-        """A step begins, or an evaluation."""
+    def begin(self, trains: bool, looks: bool) -> None:
+        """A step begins, or an evaluation. With `looks` the first tensor that is not finite is kept in `finding`."""
+        self._trains, self._looks = trains, looks
         self.losses.clear()
         self.finding = None
         self.module.train(trains)
         self._buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()] if trains else []
 
-    def forward(self, at: tuple[int, int], inputs: Tensors, targets: Tensors, trains: bool, looks: bool = False) -> Tensors:
+    def forward(self, at: tuple[int, int], inputs: Tensors, targets: Tensors) -> Tensors:
         """Runs step and microbatch `at`. Gives what goes on; of the last stage nothing. Sets PyTorch's random numbers."""
         step, microbatch = at
         seed_with(seed_of(self._settings.seed, step, self.number, self._settings.first + microbatch), self.device)
-        with nullcontext() if torch.is_grad_enabled() is trains else torch.set_grad_enabled(trains):
-            with _Checkpoints() if self._is_new and trains else nullcontext() as checkpoints:
+        with nullcontext() if torch.is_grad_enabled() is self._trains else torch.set_grad_enabled(self._trains):
+            with _Checkpoints() if self._is_new and self._trains else nullcontext() as checkpoints:
                 made = self.module(*inputs)
             outputs = made if isinstance(made, (tuple, list)) else (made,)
             if not all(isinstance(output, torch.Tensor) for output in outputs):
@@ -121,16 +123,14 @@ class ModelStage:
                     raise TypeError(f"loss gave {loss!r}: it gives a tensor of one number")
                 self.losses[microbatch] = loss.detach()
                 outputs = (loss,)
-        if looks:
-            names = ["loss"] if self._is_last else [f"output {at}" for at in range(len(outputs))]
-            self._look(0, microbatch, zip(names, outputs, strict=True))
-        if trains:
+        self._look(0, microbatch, (("loss" if self._is_last else f"output {at}", output) for at, output in enumerate(outputs)))
+        if self._trains:
             if checkpoints is not None:
                 self._is_whole, self._is_new = checkpoints.were_made or _is_compiled(outputs), False
             self._kept[microbatch] = tuple(outputs), inputs
         return () if self._is_last else tuple(outputs)
 
-    def backward(self, microbatch: int, grads: Sequence[torch.Tensor], looks: bool = False) -> list[torch.Tensor]:
+    def backward(self, microbatch: int, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The whole backward. Gives the gradients of the inputs that need one."""
         outputs, inputs = self._kept.pop(microbatch)
         roots, came = self._roots(outputs, grads)
@@ -138,11 +138,10 @@ class ModelStage:
             torch.autograd.backward(roots, came)
         wanted = [tensor for tensor in inputs if tensor.requires_grad]
         made = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in wanted]
-        if looks:
-            self._look_behind(microbatch, made)
+        self._look_behind(microbatch, made)
         return made
 
-    def backward_input(self, microbatch: int, grads: Sequence[torch.Tensor], looks: bool = False) -> list[torch.Tensor]:
+    def backward_input(self, microbatch: int, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The part of the backward for the inputs. `backward_weight` does the rest."""
         outputs, inputs = self._kept[microbatch]
         wanted = [tensor for tensor in inputs if tensor.requires_grad]
@@ -154,24 +153,22 @@ class ModelStage:
         groups = None if self._is_whole or not roots else divides(roots, wanted, self._params)
         if groups is None:
             self._undone[microbatch] = None
-            return self.backward(microbatch, grads, looks)
+            return self.backward(microbatch, grads)
         made = backward_input(roots, came, wanted, groups)
         self._kept.pop(microbatch)
         self._undone[microbatch] = groups
         whole = [torch.zeros_like(tensor) if grad is None else grad for tensor, grad in zip(wanted, made, strict=True)]
-        if looks:
-            self._look(1, microbatch, ((f"gradient of input {at}", grad) for at, grad in enumerate(whole)))
+        self._look(1, microbatch, ((f"gradient of input {at}", grad) for at, grad in enumerate(whole)))
         return whole
 
-    def backward_weight(self, microbatch: int, looks: bool = False) -> None:
+    def backward_weight(self, microbatch: int) -> None:
         """The part of the backward for the weights."""
         undone = self._undone.pop(microbatch)
         if microbatch in self._kept:
             self.backward(microbatch, undone)
         elif undone is not None:
             backward_weight(self._params, undone)
-        if looks:
-            self._look_behind(microbatch, [])
+        self._look_behind(microbatch, [])
 
     def _roots(self, outputs: Tensors, grads: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
         roots = [output for output in outputs if output.requires_grad]
@@ -180,6 +177,8 @@ class ModelStage:
         return roots, list(grads)
 
     def _look_behind(self, microbatch: int, made: Sequence[torch.Tensor]) -> None:
+        if not self._looks:
+            return
         also = {id(self.weights[name]): f" (tied: {name!r})" for name in self._ties}
         weights = self.module.named_parameters()
         named = [(f"gradient of {name}{also.get(id(p), '')}", p.grad) for name, p in weights if p.grad is not None]
@@ -187,7 +186,7 @@ class ModelStage:
 
     def _look(self, kind: int, microbatch: int, tensors: Any) -> None:
         """Keeps the first tensor that is not finite, as `NotFiniteError` tells it."""
-        for name, tensor in tensors:
+        for name, tensor in tensors if self._looks else ():
             if self.finding is None and tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 order = [kind, microbatch, -self.number if kind else self.number]
                 self.finding = {"order": order, "stage": self.number, "microbatch": microbatch, "tensor": name}
@@ -240,7 +239,7 @@ class ModelStage:
             else:
                 self.weights[name].data.copy_(values)
 
-    def add_tied(self, sums: Any, looks: bool = False) -> torch.Tensor:
+    def add_tied(self, sums: Any) -> torch.Tensor:
         """Adds the gradients of tied weights to the sums. Gives the squares, in f64, of those whose last holder this is."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for name, tied in self._ties.items():
@@ -251,8 +250,7 @@ class ModelStage:
                 count += 1
             if tied.stages[-1] == self.number:
                 total += values.double().square().sum()
-                if looks:
-                    self._look(2, self._settings.microbatches - 1, [(f"sum of the gradients of tied weight {name!r}", values)])
+                self._look(2, self._settings.microbatches - 1, [(f"sum of the gradients of tied weight {name!r}", values)])
         return total
 
     def take_tied(self, sums: Any) -> None:

@@ -92,7 +92,7 @@ class Rank:
             assert turn.number == number
             device = torch.device("cpu")
             for stage in self.stages.values() if turn.computes else ():
-                stage.begin(turn.trains)
+                stage.begin(turn.trains, turn.mode == "look")
                 device = stage.device
             self._random = Randomness(device)
             self._turn, self._left, self._verdict = turn, len(self._own), None
@@ -309,7 +309,7 @@ class Forward(_Work):
             targets = tuple(one.to(device, copy=True) for one in turn.targets[microbatch])
         elif is_last:
             targets = tuple(chunk[name].clone() for name in _shapes.targets_in(names))
-        made = self.stage.forward((turn.step, microbatch), inputs, targets, turn.trains, turn.mode == "look")
+        made = self.stage.forward((turn.step, microbatch), inputs, targets)
         if is_last:
             return
         for name, one in zip(_shapes.inputs_in(out), made, strict=True):
@@ -338,7 +338,7 @@ class Forward(_Work):
             if turn.mode == "train":
                 pipelines.added(stage, settings.reduction)
         if turn.trains:
-            numbers[2 + self.number].copy_(stage.squares() + stage.add_tied(out, turn.mode == "look"))
+            numbers[2 + self.number].copy_(stage.squares() + stage.add_tied(out))
         if self.number == settings.count - 1 and turn.computes:
             each = (stage.losses[microbatch].double().reshape(()) for microbatch in range(settings.microbatches))
             losses = torch.stack(list(each))
@@ -349,7 +349,7 @@ class Forward(_Work):
             told = torch.tensor(self.of.times.told(self.number, settings.microbatches), dtype=torch.float64)
             at = 2 + settings.count + settings.microbatches + len(told) * self.number
             numbers[at : at + len(told)].copy_(told)
-        if turn.mode == "look" and stage.finding is not None:
+        if stage.finding is not None:
             self._add(finding, stage.finding)
 
     def _add(self, finding: torch.Tensor, own: dict[str, Any]) -> None:
@@ -382,12 +382,11 @@ class Backward(_Work):
         if not turn.trains:
             _clear(out)
             return
-        looks = turn.mode == "look"
         grads = [chunk[f"d{at}"].clone() for at in range(len(list(chunk)))]
         if self.of.splits(self.number, microbatch):
-            made = self.stage.backward_input(microbatch, grads, looks)
+            made = self.stage.backward_input(microbatch, grads)
         else:
-            made = self.stage.backward(microbatch, grads, looks)
+            made = self.stage.backward(microbatch, grads)
             self.of.added(self.stage, turn)
         for at, gradient in enumerate(made):
             out[f"d{at}"].copy_(gradient)
@@ -406,7 +405,7 @@ class Backward(_Work):
         if microbatch < self.of.settings.microbatches:
             if turn.trains:
                 with self._timed(turn, "W", microbatch):
-                    self.stage.backward_weight(microbatch, turn.mode == "look")
+                    self.stage.backward_weight(microbatch)
                 self.of.added(self.stage, turn)
             return
         assert self._ended is not None
