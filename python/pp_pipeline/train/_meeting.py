@@ -10,6 +10,9 @@ from typing import Any
 
 from ._stage import Tensors
 
+# The modes of a turn, as they travel.
+MODES = ["train", "evaluate", "look", "save", "tie"]
+
 
 @dataclass
 class Turn:

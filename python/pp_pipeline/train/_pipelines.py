@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from .. import _native
 from .._errors import JobError, of_end
+from ._meeting import MODES
 from ._stage import ModelStage
 
 # How often the news are read, in seconds.
@@ -286,23 +287,23 @@ class Pipelines:
 
     # A turn.
 
-    def turn(self, number: int, mode: int) -> None:
+    def turn(self, number: int, mode: str) -> None:
         """A turn begins."""
-        own = torch.tensor([number, mode], dtype=torch.float64)
-        self._turn = number, *self._gathers(own)
+        self._turn = number, *self._gathers(torch.tensor([MODES.index(mode)]))
 
-    def agree(self, modes: list[str]) -> None:
+    def agree(self) -> None:
         """Waits until all pipelines have begun this turn, and raises if they differ."""
         if self._turn is None:
             return
-        number, work, all_of = self._turn
+        number, work, rows = self._turn
         self._ends(work, number)
         self._turn = None
-        for other, (_, mode) in enumerate(all_of.tolist()):
-            if mode != all_of[self.number, 1]:
+        modes = [MODES[row] for row in rows.flatten().tolist()]
+        for other, mode in enumerate(modes):
+            if mode != modes[self.number]:
                 raise RuntimeError(
-                    f"pipeline {self.number} came to {modes[int(all_of[self.number, 1])]!r} where pipeline {other} came to "
-                    f"{modes[int(mode)]!r}: let all pipelines run the same loop"
+                    f"pipeline {self.number} came to {modes[self.number]!r} where pipeline {other} came to {mode!r}: let all pipelines "
+                    "run the same loop"
                 )
 
     def _gathers(self, own: torch.Tensor) -> tuple[Any, torch.Tensor]:

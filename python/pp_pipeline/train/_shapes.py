@@ -1,13 +1,15 @@
 """What travels between the stages of a model: names, shapes and types.
 
 A tensor that needs a gradient is called `g0`, `g1` and so on by its place among the inputs of a stage, one that needs none `x0`,
-`x1`, and a target `t0`. A gradient is called `d0`. The exchange at the end of a step has `numbers` and `finding`, and where weights
-are tied `ties`, the table of them, and a flat tensor of each type, such as `tied.float32`.
+`x1`, and a target `t0`. A gradient is called `d0`. The exchange at the end of a step has `mode`, `squares` of each stage, `losses` of
+each microbatch, `finding` and, if they are measured, `times` of each stage; and where weights are tied `ties`, the table of them, and a
+flat tensor of each type, such as `tied.float32`.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from .._stages import Spec
 
 Specs = dict[str, Spec]
-# Most bytes of what is told of a tensor that is not finite.
-FINDING = 1024
+# Most bytes of what is told of a tensor that is not finite: a character of its name takes up to 12.
+FINDING = 2560
 # The kinds of actions, in the order in which their times travel.
 OPS = "FIWB"
 
@@ -40,15 +42,31 @@ def _by_place(names: tuple[str, ...], letters: str) -> list[str]:
 
 def is_exchange(names: Any) -> bool:
     """Says whether these are the tensors of an exchange."""
-    return "numbers" in names
+    return "squares" in names
 
 
 def exchange_specs(stages: int, microbatches: int, timing: bool) -> Specs:
-    """The tensors of an exchange: turn, mode, the squares of each stage, the loss of each microbatch and, if they are measured, the
-    times of the actions of each stage, those of a stage beside each other; and a text.
-    """
-    times = times_of(microbatches) * stages if timing else 0
-    return {"numbers": Spec((2 + stages + microbatches + times,), torch.float64), "finding": Spec((FINDING,), torch.uint8)}
+    """The tensors of an exchange, without tied weights."""
+    specs = {
+        "mode": Spec((1,), torch.uint8),
+        "squares": Spec((stages,), torch.float64),
+        "losses": Spec((microbatches,), torch.float64),
+        "finding": Spec((FINDING,), torch.uint8),
+    }
+    if timing:
+        specs["times"] = Spec((stages, times_of(microbatches)), torch.float64)
+    return specs
+
+
+def encoded(value: Any, least: int = 0) -> torch.Tensor:
+    """A value as JSON in a tensor of so many bytes, or more."""
+    return torch.frombuffer(bytearray(json.dumps(value).encode().ljust(least, b"\0")), dtype=torch.uint8)
+
+
+def decoded(tensor: torch.Tensor) -> Any:
+    """The value in such a tensor; None if nothing was put there."""
+    text = bytes(tensor.tolist()).rstrip(b"\0")
+    return json.loads(text) if text else None
 
 
 def times_of(microbatches: int) -> int:

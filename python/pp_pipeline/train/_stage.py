@@ -189,7 +189,7 @@ class ModelStage:
         for name, tensor in tensors if self._looks else ():
             if self.finding is None and tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 order = [kind, microbatch, -self.number if kind else self.number]
-                self.finding = {"order": order, "stage": self.number, "microbatch": microbatch, "tensor": name}
+                self.finding = {"order": order, "stage": self.number, "microbatch": microbatch, "tensor": name[:200]}
 
     def squares(self) -> torch.Tensor:
         """Makes the gradients of the step of what was added up, and gives the sum of their squares in f64, without tied weights."""

@@ -6,10 +6,9 @@ they stay alike.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -91,16 +90,6 @@ def sums_specs(ties: Sequence[Tied]) -> dict[str, Spec]:
     """The flat tensors, one of each type."""
     ends = {one.dtype: one.at + math.prod(one.shape) + 1 for one in ties}
     return {f"tied.{dtype}": Spec((end,), dtype) for dtype, end in ends.items()}
-
-
-def table_of(ties: Sequence[Tied]) -> torch.Tensor:
-    """The ties as they travel to other ranks."""
-    return torch.frombuffer(bytearray(json.dumps([astuple(one) for one in ties]).encode()), dtype=torch.uint8)
-
-
-def ties_in(table: torch.Tensor) -> list[Tied]:
-    """The ties that have travelled."""
-    return [Tied(*row) for row in json.loads(bytes(table.tolist()))]
 
 
 def set_apart(number: int, module: torch.nn.Module, names: Any, others: Mapping[int, Mapping[str, torch.nn.Parameter]]) -> None:

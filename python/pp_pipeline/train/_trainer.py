@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from ._meeting import Meeting, Turn, Verdict
 from ._pipelines import PipelineLostError, Pipelines
 from ._settings import Names, Optimizer, Settings, cut, halves
 from ._stage import ModelStage, Tensors
-from ._ties import sums_specs, table_of
+from ._ties import sums_specs
 from ._work import Backward, Forward, Rank
 
 
@@ -422,16 +422,17 @@ class Trainer:
         writes = self._checkpoints if self._pipelines is None or self._pipelines.number == 0 else None
         self._rank = Rank(rank, terms, writes, self._load, self._own_inputs, self._own_targets, self._timing, self._pipelines)
         self._rank.first_specs = specs_of_item(Item({f"x{at}": one for at, one in enumerate(inputs)}))
-        exchange = _shapes.exchange_specs(terms.count, terms.microbatches, self._timing)
+        exchange = dict(self._rank.exchange)
         microbatch = specs_of_item(Item(self._sent(inputs, targets)))
         own = self._rank.first_specs if self._own_inputs else {}
         # The other ranks learn of them from the exchange.
         ties = self._rank.ties({**own, **microbatch}) if rank == 0 and terms.may_tie else []
         if ties:
-            exchange.update(sums_specs(ties), ties=Spec((len(table_of(ties)),), torch.uint8))
+            table = _shapes.encoded([astuple(one) for one in ties])
+            exchange.update(sums_specs(ties), ties=Spec((len(table),), torch.uint8))
         self._exchange = {name: torch.zeros(spec.shape, dtype=_shapes.dtype_of(spec)) for name, spec in exchange.items()}
         if ties:
-            self._exchange["ties"].copy_(table_of(ties))
+            self._exchange["ties"] = table
         kinds = [microbatch, exchange]
         self._job = Job(
             terms.schedule.pipeline,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections import Counter, deque
@@ -16,15 +15,12 @@ from .._arrays import rows_of
 from .._stages import At, Chunk, Out, Spec, layout_of, specs_of
 from . import _shapes
 from ._checkpoint import Checkpoints
-from ._meeting import Meeting, Turn, Verdict
+from ._meeting import MODES, Meeting, Turn, Verdict
 from ._pipelines import Pipelines
 from ._settings import Settings
 from ._shapes import Specs
 from ._stage import ModelStage, Randomness, Tensors, loss_of, norm_of
-from ._ties import Form, Tied, forms_of, ties_among, ties_in, weights_of
-
-# The modes of a turn, as they travel.
-_MODES = ["train", "evaluate", "look", "save", "tie"]
+from ._ties import Form, Tied, forms_of, ties_among, weights_of
 
 
 class Rank:
@@ -63,6 +59,7 @@ class Rank:
         self._verdict: Verdict | None = None
         self.first_specs: Specs = {}
         self.times: Times | None = Times() if timing else None
+        self.exchange = _shapes.exchange_specs(settings.count, settings.microbatches, timing)
 
     def begins(self, meeting: Meeting) -> None:
         """A job begins. What an earlier one left undone is dropped."""
@@ -100,34 +97,35 @@ class Rank:
             if self.pipelines is not None:
                 if number == 0:
                     self.pipelines.begin(self.stages)
-                self.pipelines.turn(number, _MODES.index(turn.mode))
+                self.pipelines.turn(number, turn.mode)
         return self._turn
 
     def added(self, stage: ModelStage, turn: Turn) -> None:
         """A stage has added the gradients of a microbatch. Behind the last one the other pipelines get their sum."""
         self._added[stage.number] += 1
         if self.pipelines is not None and turn.mode == "train" and self._added[stage.number] == self.settings.microbatches:
-            self.pipelines.agree(_MODES)
+            self.pipelines.agree()
             self.pipelines.add(stage)
 
-    def ends(self, number: int, numbers: torch.Tensor, finding: torch.Tensor) -> Verdict:
+    def ends(self, turn: Turn, told: Mapping[str, torch.Tensor]) -> Verdict:
         """What the exchange says of a turn."""
         if self._verdict is None:
-            turn, mode, *rest = numbers.tolist()
-            own = self._turn
-            assert own is not None and turn == number
-            if _MODES[int(mode)] != own.mode:
+            mode = MODES[int(told["mode"])]
+            if mode != turn.mode:
                 raise RuntimeError(
-                    f"rank {self.rank} came to {own.mode!r} where the rank of stage 0 came to {_MODES[int(mode)]!r}: let all ranks "
-                    "run the same loop"
+                    f"rank {self.rank} came to {turn.mode!r} where the rank of stage 0 came to {mode!r}: let all ranks run the same loop"
                 )
-            count = self.settings.count
-            last = count + self.settings.microbatches
-            squares, losses, times = rest[:count], rest[count:last], rest[last:]
-            text = bytes(finding.tolist()).rstrip(b"\0")
-            found = json.loads(text) if text else None
-            norm = norm_of(squares, losses) if own.mode == "train" else None
-            self._verdict = Verdict(loss_of(losses, self.settings.reduction), norm, found, *_times_in(times, self.settings))
+            losses = told["losses"].tolist()
+            norm = norm_of(told["squares"].tolist(), losses) if mode == "train" else None
+            times = told["times"].tolist() if "times" in told else []
+            ops = _shapes.OPS
+            self._verdict = Verdict(
+                loss_of(losses, self.settings.reduction),
+                norm,
+                _shapes.decoded(told["finding"]),
+                {number: {op: one for op, one in zip(ops, of, strict=False) if one > 0} for number, of in enumerate(times)},
+                [moment for of in times for moment in of[len(ops) :]],
+            )
         return self._verdict
 
     def leaves(self) -> None:
@@ -172,14 +170,6 @@ class Rank:
             return dict(inputs)
         wanted = [spec for name, spec in self._specs[number].items() if name[0] == "g"]
         return {f"d{at}": spec for at, spec in enumerate(wanted)}
-
-
-def _times_in(numbers: list[float], settings: Settings) -> tuple[dict[int, dict[str, float]], list[float]]:
-    """The times of each stage, as they travelled: medians, and moments."""
-    ops, size = _shapes.OPS, _shapes.times_of(settings.microbatches)
-    stages = [numbers[at : at + size] for at in range(0, len(numbers), size)]
-    medians = {number: {op: one for op, one in zip(ops, of, strict=False) if one > 0} for number, of in enumerate(stages)}
-    return medians, [moment for of in stages for moment in of[len(ops) :]]
 
 
 class Times:
@@ -253,15 +243,15 @@ class _Work:
     def _number(cls, at: At) -> int:
         return at.part if cls.is_forward else at.parts - 1 - at.part
 
-    def _at(self, chunk: int) -> tuple[int, int]:
-        return divmod(chunk, self.of.settings.microbatches + 1)
+    def _at(self, chunk: int) -> tuple[Turn, int]:
+        number, microbatch = divmod(chunk, self.of.settings.microbatches + 1)
+        return self.of.turn(number), microbatch
 
     def run(self, chunk: Chunk, out: Out) -> None:
         """Works on a microbatch, or on the exchange."""
-        number, microbatch = self._at(chunk.index)
-        turn = self.of.turn(number)
+        turn, microbatch = self._at(chunk.index)
         if microbatch == self.of.settings.microbatches:
-            self.exchange(number, turn, chunk, out)
+            self.exchange(turn, chunk, out)
         else:
             op = "F" if self.is_forward else "I" if self.of.splits(self.number, microbatch) else "B"
             with self._timed(turn, op, microbatch):
@@ -274,7 +264,7 @@ class _Work:
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         raise NotImplementedError
 
-    def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
+    def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
         raise NotImplementedError
 
 
@@ -317,49 +307,36 @@ class Forward(_Work):
         for name in _shapes.targets_in(names):
             out[name].copy_(chunk[name])
 
-    def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
+    def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
         stage, settings, pipelines = self.stage, self.of.settings, self.of.pipelines
         if turn.mode == "save" and self.of.checkpoints is not None:
             # It is stored before the next stage hears of the turn's end, so the verdict says that all are.
             self.of.checkpoints.write(stage, turn.step)
-        numbers, finding = out["numbers"], out["finding"]
         for name in chunk:
-            if name != "numbers":
-                out[name].copy_(chunk[name])
+            out[name].copy_(chunk[name])
         if self.number == 0:
-            numbers.zero_()
-            numbers[0], numbers[1] = number, _MODES.index(turn.mode)
-        else:
-            numbers.copy_(chunk["numbers"])
+            out["mode"].fill_(MODES.index(turn.mode))
         if turn.mode == "tie" and "ties" in chunk:
-            stage.tie(ties_in(chunk["ties"]), out)
+            stage.tie([Tied(*row) for row in _shapes.decoded(chunk["ties"])], out)
         if pipelines is not None:
-            pipelines.agree(_MODES)
+            pipelines.agree()
             if turn.mode == "train":
                 pipelines.added(stage, settings.reduction)
         if turn.trains:
-            numbers[2 + self.number].copy_(stage.squares() + stage.add_tied(out))
+            out["squares"][self.number] = stage.squares() + stage.add_tied(out)
         if self.number == settings.count - 1 and turn.computes:
             each = (stage.losses[microbatch].double().reshape(()) for microbatch in range(settings.microbatches))
             losses = torch.stack(list(each))
             if pipelines is not None and turn.mode != "look":
                 losses = pipelines.losses(losses, settings.reduction)
-            numbers[2 + settings.count :][: settings.microbatches].copy_(losses)
+            out["losses"].copy_(losses)
         if self.of.times is not None:
-            told = torch.tensor(self.of.times.told(self.number, settings.microbatches), dtype=torch.float64)
-            at = 2 + settings.count + settings.microbatches + len(told) * self.number
-            numbers[at : at + len(told)].copy_(told)
+            out["times"][self.number] = torch.tensor(self.of.times.told(self.number, settings.microbatches), dtype=torch.float64)
         if stage.finding is not None:
-            self._add(finding, stage.finding)
-
-    def _add(self, finding: torch.Tensor, own: dict[str, Any]) -> None:
-        """Puts what this stage has found in place of what a stage before has found later."""
-        text = bytes(finding.tolist()).rstrip(b"\0")
-        if text and json.loads(text)["order"] <= own["order"]:
-            return
-        own = {**own, "tensor": own["tensor"][:200]}
-        told = json.dumps(own).encode()[: _shapes.FINDING].ljust(_shapes.FINDING, b"\0")
-        finding.copy_(torch.tensor(list(told), dtype=torch.uint8))
+            # It takes the place of what a stage before has found later.
+            known = _shapes.decoded(out["finding"])
+            if known is None or known["order"] > stage.finding["order"]:
+                out["finding"].copy_(_shapes.encoded(stage.finding, _shapes.FINDING))
 
 
 def _clear(out: Out) -> None:
@@ -371,7 +348,7 @@ class Backward(_Work):
     """The backward of a stage, and its part of the end of a step."""
 
     is_forward = False
-    _ended: tuple[torch.Tensor, torch.Tensor] | None = None
+    _told: Mapping[str, torch.Tensor] = {}
 
     @classmethod
     def outputs(cls, inputs: Specs, at: At) -> Specs:
@@ -391,25 +368,23 @@ class Backward(_Work):
         for at, gradient in enumerate(made):
             out[f"d{at}"].copy_(gradient)
 
-    def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
+    def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
         for name in chunk:
             out[name].copy_(chunk[name])
         if turn.mode == "train":
             self.stage.take_tied(chunk)
-        self._ended = chunk["numbers"].clone(), chunk["finding"].clone()
+        self._told = {name: chunk[name].clone() for name in self.of.exchange}
 
     def later(self, chunk: int) -> None:
         """The part of a backward for the weights, and the work of the optimizer behind the exchange."""
-        number, microbatch = self._at(chunk)
-        turn = self.of.turn(number)
+        turn, microbatch = self._at(chunk)
         if microbatch < self.of.settings.microbatches:
             if turn.trains:
                 with self._timed(turn, "W", microbatch):
                     self.stage.backward_weight(microbatch)
                 self.of.added(self.stage, turn)
             return
-        assert self._ended is not None
-        verdict = self.of.ends(number, *self._ended)
+        verdict = self.of.ends(turn, self._told)
         if turn.trains:
             self.stage.apply(verdict.norm)
         self.of.leaves()
