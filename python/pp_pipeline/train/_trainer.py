@@ -273,7 +273,7 @@ class Trainer:
             # The same once more tells where it began: the weights have not moved.
             verdict.finding = self._take("look", batch).finding
             if self._pipelines is not None:
-                verdict.pipeline, verdict.finding = self._pipelines.finding(self._turns, verdict.finding)
+                verdict.pipeline, verdict.finding = self._pipelines.finding(verdict.finding)
         self._done(mode, verdict)
         if mode == "train" and verdict.norm is not None:
             self._run.trained(verdict.loss, verdict.moments)
@@ -407,7 +407,7 @@ class Trainer:
     def _begin(self, inputs: Tensors, targets: Tensors) -> None:
         terms = self._settings
         if self._pipeline_of is not None:
-            self._pipelines = Pipelines(self._pipeline_of, max(terms.schedule.rank_of) + 1)
+            self._pipelines = Pipelines(self._pipeline_of, max(terms.schedule.rank_of) + 1, terms.reduction)
             self._of_job["devices"], self._place = self._pipelines.meet(
                 {**dict(self._agreed()), "schedule": _digest(terms.schedule.actions())},
                 self._of_job["devices"],

@@ -321,14 +321,14 @@ class Forward(_Work):
         if pipelines is not None:
             pipelines.agree()
             if turn.mode == "train":
-                pipelines.added(stage, settings.reduction)
+                pipelines.added(stage)
         if turn.trains:
             out["squares"][self.number] = stage.squares() + stage.add_tied(out)
         if self.number == settings.count - 1 and turn.computes:
             each = (stage.losses[microbatch].double().reshape(()) for microbatch in range(settings.microbatches))
             losses = torch.stack(list(each))
             if pipelines is not None and turn.mode != "look":
-                losses = pipelines.losses(losses, settings.reduction)
+                losses = pipelines.losses(losses)
             out["losses"].copy_(losses)
         if self.of.times is not None:
             out["times"][self.number] = torch.tensor(self.of.times.told(self.number, settings.microbatches), dtype=torch.float64)
