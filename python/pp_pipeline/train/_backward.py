@@ -36,7 +36,7 @@ def node_of(tensor: torch.Tensor) -> Node | None:
     return tensor.grad_fn
 
 
-def _users(roots: list[Node]) -> dict[Node, list[Node]]:
+def users_below(roots: list[Node]) -> dict[Node, list[Node]]:
     """Of each node below the roots, the nodes that use what it makes."""
     users: dict[Node, list[Node]] = collections.defaultdict(list)
     waiting, seen = collections.deque(dict.fromkeys(roots)), set(roots)
@@ -89,7 +89,7 @@ def divides(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], wei
     roots = [node for node in map(node_of, outputs) if node is not None]
     of_inputs = [node for node in map(node_of, inputs) if node is not None]
     of_weights = [node for node in map(node_of, weights) if node is not None]
-    return _groups(of_inputs, of_weights, _users(roots))
+    return _groups(of_inputs, of_weights, users_below(roots))
 
 
 def backward_input(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ._stage import Tensors
+from ._shapes import Tensors
 
 # The modes of a turn, as they travel.
 MODES = ["train", "evaluate", "look", "save", "tie"]

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from .. import _native
-from ._stage import ModelStage, Randomness, Tensors, seed_of, seed_with
+from ._shapes import Tensors, tensors_in
+from ._stage import ModelStage, Randomness, seed_of, seed_with
 from ._ties import set_apart
 
 Optimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -115,19 +116,11 @@ def _named(stage: int, local: str) -> str:
     return f"stages.{stage}.{local}"
 
 
-def tensors_of(what: str, given: Any) -> Tensors:
-    """A tensor, or several, as a tuple."""
-    tensors = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        raise TypeError(f"the {what} of a batch are {type(given).__name__}: give a tensor, or a tuple of tensors")
-    return tensors
-
-
 def halves(batch: Any) -> tuple[Tensors, Tensors]:
     """The inputs and the targets of a batch."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise TypeError("a batch is (inputs, targets), each a tensor or a tuple of tensors")
-    return tensors_of("inputs", batch[0]), tensors_of("targets", batch[1])
+    return tensors_in(batch[0], "the inputs of a batch are", "give"), tensors_in(batch[1], "the targets of a batch are", "give")
 
 
 def cut(tensors: Iterable[torch.Tensor], microbatches: int) -> list[Tensors]:

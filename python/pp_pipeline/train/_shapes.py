@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from .._stages import Spec
 
 Specs = dict[str, Spec]
+Tensors = tuple[torch.Tensor, ...]
 # Most bytes of what is told of a tensor that is not finite: a character of its name takes up to 12.
 FINDING = 2560
 # The kinds of actions, in the order in which their times travel.
@@ -82,6 +83,19 @@ def dtype_of(spec: Spec) -> torch.dtype:
     return dtype
 
 
+def tensors_in(given: Any, says: str, remedy: str) -> Tensors:
+    """A tensor, or several, as a tuple."""
+    tensors = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        raise TypeError(f"{says} {type(given).__name__}: {remedy} a tensor, or a tuple of tensors")
+    return tensors
+
+
+def outputs_in(made: Any, number: int) -> Tensors:
+    """What a stage has made."""
+    return tensors_in(made, f"stage {number} gave", "a stage gives")
+
+
 def outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec]) -> Specs:
     """The outputs of a stage for inputs like these. Nothing is computed."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -98,8 +112,5 @@ def outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec]) 
         except Exception as error:
             shapes = ", ".join(f"{tuple(one.shape)} {one.dtype}" for one in inputs)
             raise ValueError(f"stage {number} cannot work on inputs of {shapes}: {type(error).__name__}: {error}") from error
-        outputs = made if isinstance(made, (tuple, list)) else (made,)
-        if not all(isinstance(output, torch.Tensor) for output in outputs):
-            raise TypeError(f"stage {number} gave {type(made).__name__}: a stage gives a tensor, or a tuple of tensors")
-        rows = enumerate(outputs)
+        rows = enumerate(outputs_in(made, number))
         return {f"{'g' if one.requires_grad else 'x'}{at}": Spec(tuple(one.shape), one.dtype) for at, one in rows}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
 
-from ._backward import backward_input, backward_weight, divides
+from ._backward import backward_input, backward_weight, divides, users_below
+from ._shapes import Tensors, outputs_in
 from ._ties import Tied, weights_of
 
-Tensors = tuple[torch.Tensor, ...]
 # Elements of a gradient whose squares are added at once.
 _PART = 1 << 15
 # Most bytes of gradients that travel at once between pipelines, unless one weight alone has more.
@@ -112,11 +114,9 @@ class ModelStage:
         step, microbatch = at
         seed_with(seed_of(self._settings.seed, step, self.number, self._settings.first + microbatch), self.device)
         with nullcontext() if torch.is_grad_enabled() is self._trains else torch.set_grad_enabled(self._trains):
-            with _Checkpoints() if self._is_new and self._trains else nullcontext() as checkpoints:
+            with _checkpoints() if self._is_new and self._trains else nullcontext() as checkpoints:
                 made = self.module(*inputs)
-            outputs = made if isinstance(made, (tuple, list)) else (made,)
-            if not all(isinstance(output, torch.Tensor) for output in outputs):
-                raise TypeError(f"stage {self.number} gave {type(made).__name__}: a stage gives a tensor, or a tuple of tensors")
+            outputs = outputs_in(made, self.number)
             if self._is_last:
                 loss = self._settings.loss(made, *targets)
                 if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -126,9 +126,9 @@ class ModelStage:
         self._look(0, microbatch, (("loss" if self._is_last else f"output {at}", output) for at, output in enumerate(outputs)))
         if self._trains:
             if checkpoints is not None:
-                self._is_whole, self._is_new = checkpoints.were_made or _is_compiled(outputs), False
-            self._kept[microbatch] = tuple(outputs), inputs
-        return () if self._is_last else tuple(outputs)
+                self._is_whole, self._is_new = bool(checkpoints) or _is_compiled(outputs), False
+            self._kept[microbatch] = outputs, inputs
+        return () if self._is_last else outputs
 
     def backward(self, microbatch: int, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The whole backward. Gives the gradients of the inputs that need one."""
@@ -279,59 +279,42 @@ class ModelStage:
 
 def norm_of(squares: Sequence[float], losses: Sequence[float]) -> float | None:
     """The norm of all gradients from the sums of the stages, in their order; None if a loss or a gradient is not finite."""
-    total = 0.0
-    for one in squares:
-        total += one
-    is_finite = math.isfinite(total) and all(math.isfinite(loss) for loss in losses)
-    return math.sqrt(total) if is_finite else None
+    total = _added(squares)
+    return math.sqrt(total) if all(map(math.isfinite, (total, *losses))) else None
 
 
 def loss_of(losses: Sequence[float], reduction: str) -> float:
     """The loss of a step, added in the order of the microbatches."""
-    total = 0.0
-    for one in losses:
-        total += one
-    return total / len(losses) if reduction == "mean" else total
+    return _added(losses) / len(losses) if reduction == "mean" else _added(losses)
 
 
-class _Checkpoints:
-    """Notices whether activations are checkpointed within a `with`."""
+def _added(numbers: Sequence[float]) -> float:
+    """Adds in order. What sum() gives depends on the version of Python."""
+    return functools.reduce(operator.add, numbers, 0.0)
 
-    _frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
 
-    def __init__(self) -> None:
-        self.were_made = False
+@contextmanager
+def _checkpoints() -> Iterator[list[bool]]:
+    """Gives a list that is not empty once activations were checkpointed within a `with`."""
+    frame, made = getattr(checkpoint, "_CheckpointFrame", None), list[bool]()
 
-    def __enter__(self) -> _Checkpoints:
-        frame = self._frame
+    def noticed(*args: Any, **more: Any) -> Any:
+        made.append(True)
+        return frame(*args, **more)  # type: ignore[misc]
+
+    if frame is not None:
+        checkpoint._CheckpointFrame = noticed  # type: ignore[attr-defined,unused-ignore]
+    try:
+        yield made
+    finally:
         if frame is not None:
-
-            def noticed(*args: Any, **more: Any) -> Any:
-                self.were_made = True
-                return frame(*args, **more)
-
-            checkpoint._CheckpointFrame = noticed  # type: ignore[attr-defined,unused-ignore]
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self._frame is not None:
-            checkpoint._CheckpointFrame = self._frame  # type: ignore[attr-defined,unused-ignore]
+            checkpoint._CheckpointFrame = frame  # type: ignore[attr-defined,unused-ignore]
 
 
 def _is_compiled(outputs: Sequence[torch.Tensor]) -> bool:
     """Says whether torch.compile made a part of the graph: its backward runs once, and cannot be divided."""
-    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(waiting)
-    is_compiled = False
-    while waiting:
-        node = waiting.pop()
-        name = node.name()
-        if name == "CheckpointFunctionBackward":
-            raise TypeError("re-entrant checkpoints cannot run in a pipeline: give checkpoint(..., use_reentrant=False)")
-        is_compiled = is_compiled or name.startswith("CompiledFunction")
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                waiting.append(below)
-    return is_compiled
-
+    roots = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    names = {node.name() for node in (*roots, *users_below(roots))}
+    if "CheckpointFunctionBackward" in names:
+        raise TypeError("re-entrant checkpoints cannot run in a pipeline: give checkpoint(..., use_reentrant=False)")
+    return any(name.startswith("CompiledFunction") for name in names)

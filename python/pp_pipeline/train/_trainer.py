@@ -26,7 +26,8 @@ from ._checkpoint import Checkpoints, check_safetensors, load_weights, places_of
 from ._meeting import Meeting, Turn, Verdict
 from ._pipelines import PipelineLostError, Pipelines
 from ._settings import Names, Optimizer, Settings, cut, halves
-from ._stage import ModelStage, Tensors
+from ._shapes import Tensors
+from ._stage import ModelStage
 from ._ties import sums_specs
 from ._work import Backward, Forward, Rank
 

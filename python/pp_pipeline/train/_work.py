@@ -18,8 +18,8 @@ from ._checkpoint import Checkpoints
 from ._meeting import MODES, Meeting, Turn, Verdict
 from ._pipelines import Pipelines
 from ._settings import Settings
-from ._shapes import Specs
-from ._stage import ModelStage, Randomness, Tensors, loss_of, norm_of
+from ._shapes import Specs, Tensors
+from ._stage import ModelStage, Randomness, loss_of, norm_of
 from ._ties import Form, Tied, forms_of, ties_among, weights_of
 
 
