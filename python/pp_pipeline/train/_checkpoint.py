@@ -216,22 +216,18 @@ def _write(part: Path, stage: ModelStage) -> None:
     _save(Path(f"{base}.safetensors"), {name: tensor for tensor, name in names.items()})
     if stage.optimizer is None:
         return
-    groups, tensors = stage.optimizer.param_groups, {}
+    groups = stage.optimizer.param_groups
+    group_of = {names[p]: number for number, group in enumerate(groups) for p in group["params"] if p in names}
+    state = {name: stage.optimizer.state.get(p, {}) for p, name in names.items() if name in group_of}
     about: dict[str, Any] = {
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
-        "group_of": {names[p]: number for number, group in enumerate(groups) for p in group["params"] if p in names},
+        "group_of": group_of,
         # Of each weight the tensors that the optimizer keeps, and what else it keeps.
-        "keys": {names[p]: [] for group in groups for p in group["params"] if p in names},
-        "rest": {},
+        "keys": {name: [key for key in of if isinstance(of[key], torch.Tensor)] for name, of in state.items()},
+        "rest": {name: {key: one for key, one in of.items() if not isinstance(one, torch.Tensor)} for name, of in state.items()},
         "scheduler": stage.scheduler.state_dict() if stage.scheduler is not None else None,
     }
-    for p in names:
-        for key, value in stage.optimizer.state.get(p, {}).items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{names[p]}/{key}"] = value
-                about["keys"][names[p]].append(key)
-            else:
-                about["rest"].setdefault(names[p], {})[key] = value
+    tensors = {f"{name}/{key}": state[name][key] for name, keys in about["keys"].items() for key in keys}
     _save(Path(f"{base}.optimizer.safetensors"), tensors)
     written = io.BytesIO()
     torch.save(about, written)
@@ -260,7 +256,7 @@ def _load_optimizer(stage: ModelStage, places: dict[str, Path]) -> None:
                 raise ValueError(f"{names[p]!r} had other options of the optimizer in {base.parent} than others of its group have")
             file = opened(Path(f"{base}.optimizer.safetensors"))
             tensors = {key: file.get_tensor(f"{names[p]}/{key}").clone() for key in about["keys"][names[p]]}
-            state.append({**tensors, **about["rest"].get(names[p], {})})
+            state.append({**tensors, **about["rest"][names[p]]})
             scheduler = scheduler or about["scheduler"]
         groups.append({**(options[0] if options else group), "params": list(range(len(state) - len(options), len(state)))})
     stage.optimizer.load_state_dict({"state": {number: one for number, one in enumerate(state) if one}, "param_groups": groups})
