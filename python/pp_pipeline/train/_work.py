@@ -34,13 +34,14 @@ class Rank:
         settings: Settings,
         checkpoints: Checkpoints | None,
         load: Callable[[ModelStage], None],
-        own_inputs: bool,
+        own_inputs: Specs,
         own_targets: bool,
         timing: bool,
         pipelines: Pipelines | None,
     ) -> None:
         self.rank, self.settings, self.checkpoints, self._load, self.pipelines = rank, settings, checkpoints, load, pipelines
         self._added: Counter[int] = Counter()
+        # The inputs that the rank of stage 0 takes from its own loop, and whether that of the last stage takes targets there.
         self.own_inputs, self.own_targets = own_inputs, own_targets
         self.stages: dict[int, ModelStage] = {}
         self._specs: dict[int, Specs] = {}
@@ -52,12 +53,10 @@ class Rank:
             for stage, op, microbatch in actions
             if op == "W"
         }
-        self._own = [number for number, rank_of in enumerate(settings.schedule.rank_of) if rank_of == rank]
         self._turn: Turn | None = None
         self._left = 0
         self._random = Randomness(torch.device("cpu"))
         self._verdict: Verdict | None = None
-        self.first_specs: Specs = {}
         self.times: Times | None = Times() if timing else None
         self.exchange = _shapes.exchange_specs(settings.count, settings.microbatches, timing)
 
@@ -92,7 +91,7 @@ class Rank:
                 stage.begin(turn.trains, turn.mode == "look")
                 device = stage.device
             self._random = Randomness(device)
-            self._turn, self._left, self._verdict = turn, len(self._own), None
+            self._turn, self._left, self._verdict = turn, self.settings.schedule.rank_of.count(self.rank), None
             self._added.clear()
             if self.pipelines is not None:
                 if number == 0:
@@ -144,6 +143,8 @@ class Rank:
         """The tensors behind the forward of a stage. With `learns` it is kept, with what the stage's weights look like."""
         if _shapes.is_exchange(inputs):
             return dict(inputs)
+        if number == 0:
+            inputs = {**self.own_inputs, **inputs}
         self._specs[number] = {name: inputs[name] for name in _shapes.inputs_in(inputs)}
         known = self._learnt.get(number)
         if known is not None and known[0] == inputs:
@@ -276,8 +277,6 @@ class Forward(_Work):
     @classmethod
     def outputs(cls, inputs: Specs, at: At) -> Specs:
         """The tensors that go on."""
-        if at.part == 0 and cls.of.own_inputs and not _shapes.is_exchange(inputs):
-            inputs = {**cls.of.first_specs, **inputs}
         return cls.of.forward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
