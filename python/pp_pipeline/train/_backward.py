@@ -86,9 +86,7 @@ def _groups(inputs: list[Node], weights: list[Node], users: dict[Node, list[Node
 
 def divides(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[_Group] | None:
     """How the backward of these outputs is divided; None if a weight has a gradient that comes by no input."""
-    roots = [node for node in map(node_of, outputs) if node is not None]
-    of_inputs = [node for node in map(node_of, inputs) if node is not None]
-    of_weights = [node for node in map(node_of, weights) if node is not None]
+    roots, of_inputs, of_weights = ([node for node in map(node_of, of) if node is not None] for of in (outputs, inputs, weights))
     return _groups(of_inputs, of_weights, users_below(roots))
 
 

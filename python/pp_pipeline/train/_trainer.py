@@ -276,7 +276,7 @@ class Trainer:
                 verdict.pipeline, verdict.finding = self._pipelines.finding(verdict.finding)
         self._done(mode, verdict)
         if mode == "train" and verdict.norm is not None:
-            self._run.trained(verdict.loss, verdict.moments)
+            self._run._running.trained(verdict.loss, verdict.moments)
         if mode == "train" and points is not None and len(self.losses) % points.every == 0:
             self._save(points, batch)
         return verdict

@@ -18,7 +18,7 @@ from ._checkpoint import Checkpoints
 from ._meeting import MODES, Meeting, Turn, Verdict
 from ._pipelines import Pipelines
 from ._settings import Settings
-from ._shapes import Specs, Tensors
+from ._shapes import Specs
 from ._stage import ModelStage, Randomness, loss_of, norm_of
 from ._ties import Form, Tied, forms_of, ties_among, weights_of
 
@@ -47,7 +47,8 @@ class Rank:
         self._specs: dict[int, Specs] = {}
         # Of each stage that was made to learn what it makes: its inputs, its outputs and its weights.
         self._learnt: dict[int, tuple[Specs, Specs, dict[str, Form]]] = {}
-        self._splits = {
+        # The backwards that have two parts, by stage and microbatch.
+        self.splits = {
             (stage, microbatch)
             for actions in settings.schedule.actions()
             for stage, op, microbatch in actions
@@ -68,10 +69,6 @@ class Rank:
         for stage in self.stages.values():
             stage.forget()
             self._load(stage)
-
-    def splits(self, stage: int, microbatch: int) -> bool:
-        """Says whether the backward of a microbatch has two parts."""
-        return (stage, microbatch) in self._splits
 
     def stage(self, number: int, device: str) -> ModelStage:
         """A stage of this rank; it is made at the first call."""
@@ -252,11 +249,16 @@ class _Work:
         """Works on a microbatch, or on the exchange."""
         turn, microbatch = self._at(chunk.index)
         if microbatch == self.of.settings.microbatches:
+            for name in chunk:
+                out[name].copy_(chunk[name])
             self.exchange(turn, chunk, out)
-        else:
-            op = "F" if self.is_forward else "I" if self.of.splits(self.number, microbatch) else "B"
+        elif turn.computes if self.is_forward else turn.trains:
+            op = "F" if self.is_forward else "I" if (self.number, microbatch) in self.of.splits else "B"
             with self._timed(turn, op, microbatch):
                 self.work(turn, microbatch, chunk, out)
+        else:
+            for tensor in out.values():
+                tensor.zero_()
 
     def _timed(self, turn: Turn, op: str, microbatch: int) -> AbstractContextManager[None]:
         times = self.of.times
@@ -280,30 +282,21 @@ class Forward(_Work):
         return cls.of.forward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
-        if not turn.computes:
-            _clear(out)
-            return
-        device, names = self.stage.device, tuple(chunk)
-        taken = _shapes.inputs_in(names)
+        device, names, is_last = self.stage.device, tuple(chunk), self.number == self.of.settings.count - 1
+        to_take, to_pass = _shapes.inputs_in(names), _shapes.targets_in(names)
+        # The slot goes back before autograd has read what it keeps.
+        inputs = tuple(chunk[name].clone().requires_grad_(name[0] == "g" and turn.trains) for name in to_take)
         if self.number == 0 and self.of.own_inputs:
-            inputs: Tensors = tuple(one.to(device, copy=True) for one in turn.inputs[microbatch])
-        else:
-            # The slot goes back before autograd has read what it keeps.
-            inputs = tuple(chunk[name].clone() for name in taken)
-            for name, one in zip(taken, inputs, strict=True):
-                one.requires_grad_(name[0] == "g" and turn.trains)
-        is_last = self.number == self.of.settings.count - 1
-        targets: Tensors = ()
+            inputs = tuple(one.to(device, copy=True) for one in turn.inputs[microbatch])
+        targets = tuple(chunk[name].clone() for name in to_pass) if is_last else ()
         if is_last and self.of.own_targets:
             targets = tuple(one.to(device, copy=True) for one in turn.targets[microbatch])
-        elif is_last:
-            targets = tuple(chunk[name].clone() for name in _shapes.targets_in(names))
         made = self.stage.forward((turn.step, microbatch), inputs, targets)
         if is_last:
             return
         for name, one in zip(_shapes.inputs_in(out), made, strict=True):
             out[name].copy_(one.detach())
-        for name in _shapes.targets_in(names):
+        for name in to_pass:
             out[name].copy_(chunk[name])
 
     def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
@@ -311,8 +304,6 @@ class Forward(_Work):
         if turn.mode == "save" and self.of.checkpoints is not None:
             # It is stored before the next stage hears of the turn's end, so the verdict says that all are.
             self.of.checkpoints.write(stage, turn.step)
-        for name in chunk:
-            out[name].copy_(chunk[name])
         if self.number == 0:
             out["mode"].fill_(MODES.index(turn.mode))
         if turn.mode == "tie" and "ties" in chunk:
@@ -338,11 +329,6 @@ class Forward(_Work):
                 out["finding"].copy_(_shapes.encoded(stage.finding, _shapes.FINDING))
 
 
-def _clear(out: Out) -> None:
-    for tensor in out.values():
-        tensor.zero_()
-
-
 class Backward(_Work):
     """The backward of a stage, and its part of the end of a step."""
 
@@ -355,11 +341,8 @@ class Backward(_Work):
         return cls.of.backward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
-        if not turn.trains:
-            _clear(out)
-            return
         grads = [chunk[f"d{at}"].clone() for at in range(len(list(chunk)))]
-        if self.of.splits(self.number, microbatch):
+        if (self.number, microbatch) in self.of.splits:
             made = self.stage.backward_input(microbatch, grads)
         else:
             made = self.stage.backward(microbatch, grads)
@@ -368,8 +351,6 @@ class Backward(_Work):
             out[f"d{at}"].copy_(gradient)
 
     def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
-        for name in chunk:
-            out[name].copy_(chunk[name])
         if turn.mode == "train":
             self.stage.take_tied(chunk)
         self._told = {name: chunk[name].clone() for name in self.of.exchange}
