@@ -50,8 +50,6 @@ class Verdict:
     times: dict[int, dict[str, float]]
     # When each action was at work, by stage and microbatch: start and end of F, of I or B, and of W, in seconds.
     moments: list[float]
-    # The pipeline in which something was not finite, where there are several.
-    pipeline: int | None = None
 
 
 class Meeting:

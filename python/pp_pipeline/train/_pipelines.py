@@ -351,12 +351,12 @@ class Pipelines:
             other = 1 - self.number
             raise PipelineLostError(other, self._holders[other], text) from error
 
-    def finding(self, own: dict[str, Any] | None) -> tuple[int, dict[str, Any] | None]:
+    def finding(self, own: dict[str, Any] | None) -> dict[str, Any] | None:
         """The first tensor that is not finite in any pipeline, with the number of the pipeline."""
         work, rows = self._gathers(encoded(own, FINDING))
         self._ends(work)
-        told = ((number, decoded(row)) for number, row in enumerate(rows))
-        return min(((number, one) for number, one in told if one), key=lambda of: of[1]["order"], default=(0, None))
+        found = [{**one, "pipeline": number} for number, one in enumerate(map(decoded, rows)) if one is not None]
+        return min(found, key=lambda one: one["order"], default=None)
 
 
 def _free_address() -> tuple[str, int]:

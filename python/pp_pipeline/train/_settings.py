@@ -82,12 +82,12 @@ class Settings:
         finally:
             own.give_back()
 
-    def not_finite(self, step: int, found: dict[str, Any] | None, pipeline: int | None = None) -> NotFiniteError:
+    def not_finite(self, step: int, found: dict[str, Any] | None) -> NotFiniteError:
         """The error of a step in which a stage has found such a tensor, or none has: then it is the sum of squares."""
         if found is None:
             return NotFiniteError(step, 0, 0, 0, "the sum of the squares of all gradients")
         stage = found["stage"]
-        return NotFiniteError(step, self.schedule.rank_of[stage], stage, found["microbatch"], found["tensor"], pipeline)
+        return NotFiniteError(step, self.schedule.rank_of[stage], stage, found["microbatch"], found["tensor"], found.get("pipeline"))
 
     def made(self, number: int, device: torch.device, others: Mapping[int, ModelStage]) -> ModelStage:
         """A stage of the model; `others` are those that this process has already."""

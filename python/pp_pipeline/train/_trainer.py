@@ -129,7 +129,7 @@ class Trainer:
         """
         verdict = self._call("train", batch)
         if verdict.norm is None:
-            raise self._settings.not_finite(len(self.losses) - 1, verdict.finding, verdict.pipeline)
+            raise self._settings.not_finite(len(self.losses) - 1, verdict.finding)
         return verdict.loss
 
     def evaluate(self, batch: Any) -> float:
@@ -273,7 +273,7 @@ class Trainer:
             # The same once more tells where it began: the weights have not moved.
             verdict.finding = self._take("look", batch).finding
             if self._pipelines is not None:
-                verdict.pipeline, verdict.finding = self._pipelines.finding(verdict.finding)
+                verdict.finding = self._pipelines.finding(verdict.finding)
         self._done(mode, verdict)
         if mode == "train" and verdict.norm is not None:
             self._run._running.trained(verdict.loss, verdict.moments)
