@@ -177,43 +177,43 @@ class Times:
         self._seconds: dict[tuple[int, str], deque[float]] = {}
         # Of the latest step, by stage, kind and microbatch.
         self._moments: dict[tuple[int, str, int], tuple[float, float]] = {}
-        self._events: list[tuple[int, str, int, Any, Any]] = []
-        # An event, and when it was.
+        # When an action began and ended, as it was measured.
+        self._measured: list[tuple[int, str, int, Any, Any]] = []
+        # An event of a GPU, and when it was.
         self._base: tuple[Any, float] | None = None
 
     @contextmanager
     def of(self, stage: ModelStage, op: str, microbatch: int) -> Iterator[None]:
         """Measures what a stage does within a `with`."""
-        if stage.device.type == "cuda":
-            if self._base is None:
-                base = torch.cuda.Event(enable_timing=True)
-                base.record()
-                base.synchronize()
-                self._base = base, time.perf_counter()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            yield
-            end.record()
-            self._events.append((stage.number, op, microbatch, start, end))
-        else:
-            begun = time.perf_counter()
-            yield
-            self._add(stage.number, op, microbatch, begun, time.perf_counter())
+        now = self._event if stage.device.type == "cuda" else time.perf_counter
+        begun = now()
+        yield
+        self._measured.append((stage.number, op, microbatch, begun, now()))
 
-    def _add(self, number: int, op: str, microbatch: int, begun: float, ended: float) -> None:
-        self._seconds.setdefault((number, op), deque(maxlen=1000)).append(ended - begun)
-        self._moments[number, op, microbatch] = begun, ended
+    def _event(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        if self._base is None:
+            event.synchronize()
+            self._base = event, time.perf_counter()
+        return event
+
+    def _seconds_of(self, moment: Any) -> float:
+        if self._base is None:
+            return float(moment)
+        base, at = self._base
+        moment.synchronize()
+        return float(at + base.elapsed_time(moment) / 1e3)
 
     def told(self, number: int, microbatches: int) -> list[float]:
         """What travels of a stage: the median of each kind of its actions, 0 of a kind that it does not have, and their moments in
         the latest step. Waits for a GPU.
         """
-        for stage, op, microbatch, start, end in self._events:
-            assert self._base is not None
-            base, at = self._base
-            end.synchronize()
-            self._add(stage, op, microbatch, *(at + base.elapsed_time(event) / 1e3 for event in (start, end)))
-        self._events.clear()
+        for stage, op, microbatch, *moments in self._measured:
+            begun, ended = map(self._seconds_of, moments)
+            self._seconds.setdefault((stage, op), deque(maxlen=1000)).append(ended - begun)
+            self._moments[stage, op, microbatch] = begun, ended
+        self._measured.clear()
         # Of one long ago an event is told less exactly.
         self._base = None
         told = [statistics.median(self._seconds.get((number, op), [0.0])) for op in _shapes.OPS]
