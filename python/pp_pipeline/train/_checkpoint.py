@@ -131,10 +131,9 @@ class Checkpoints:
     def load(self, stage: ModelStage) -> None:
         """Makes a stage what it was at the last checkpoint."""
         assert self.last is not None
-        places = places_of(self._path(self.last))
-        load_weights(stage, places, self._path(self.last))
+        load_weights(stage, self._path(self.last))
         if stage.optimizer is not None:
-            _load_optimizer(stage, places)
+            _load_optimizer(stage, places_of(self._path(self.last)))
 
     # A rank is started again.
 
@@ -175,9 +174,9 @@ def places_of(path: Path) -> dict[str, Path]:
     raise FileNotFoundError(f"{path} is neither a .safetensors file nor a folder with {_INDEX} or model.safetensors")
 
 
-def load_weights(stage: ModelStage, places: dict[str, Path], path: Path) -> None:
+def load_weights(stage: ModelStage, path: Path) -> None:
     """Copies weights and buffers into a stage, by their names."""
-    opened = functools.cache(_opened)
+    places, opened = places_of(path), functools.cache(_opened)
     kept = stage.module.state_dict().keys()
     for name, local, tensor in _named(stage):
         if name not in places:

@@ -64,8 +64,7 @@ def ties_among(stages: Sequence[Mapping[str, Form]]) -> list[Tied]:
     for number, forms in enumerate(stages):
         for name in forms:
             holders.setdefault(name, []).append(number)
-    ends: dict[str, int] = {}
-    made = []
+    made: list[Tied] = []
     for name, numbers in holders.items():
         shape, dtype, learns = form = stages[numbers[0]][name]
         for other in numbers[1:]:
@@ -75,9 +74,8 @@ def ties_among(stages: Sequence[Mapping[str, Form]]) -> list[Tied]:
                     "weights of one name are alike; give them two names, or make them alike"
                 )
         if len(numbers) > 1:
-            at = ends.get(dtype, 0)
+            at = sum(math.prod(one.shape) + 1 for one in made if one.dtype == dtype)
             made.append(Tied(name, shape, dtype, numbers, at))
-            ends[dtype] = at + math.prod(shape) + 1
     return made
 
 

@@ -345,7 +345,7 @@ class Trainer:
         if self._checkpoints is not None and self._checkpoints.last is not None:
             self._checkpoints.load(stage)
         elif self._weights is not None:
-            load_weights(stage, places_of(self._weights), self._weights)
+            load_weights(stage, self._weights)
 
     def _leaves(self, error: BaseException) -> None:
         """The loop leaves with an error."""
