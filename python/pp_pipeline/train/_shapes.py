@@ -55,7 +55,8 @@ def exchange_specs(stages: int, microbatches: int, timing: bool) -> Specs:
         "finding": Spec((FINDING,), torch.uint8),
     }
     if timing:
-        specs["times"] = Spec((stages, times_of(microbatches)), torch.float64)
+        # The median of each kind of actions, and start and end of F, of I or B, and of W of each microbatch.
+        specs["times"] = Spec((stages, len(OPS) + 6 * microbatches), torch.float64)
     return specs
 
 
@@ -68,13 +69,6 @@ def decoded(tensor: torch.Tensor) -> Any:
     """The value in such a tensor; None if nothing was put there."""
     text = bytes(tensor.tolist()).rstrip(b"\0")
     return json.loads(text) if text else None
-
-
-def times_of(microbatches: int) -> int:
-    """How many times of a stage travel: the median of each kind of actions, and start and end of F, of I or B, and of W of each
-    microbatch.
-    """
-    return len(OPS) + 6 * microbatches
 
 
 def dtype_of(spec: Spec) -> torch.dtype:

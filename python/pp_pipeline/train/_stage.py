@@ -172,9 +172,7 @@ class ModelStage:
 
     def _roots(self, outputs: Tensors, grads: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
         roots = [output for output in outputs if output.requires_grad]
-        if self._is_last:
-            return roots, None
-        return roots, list(grads)
+        return roots, None if self._is_last else list(grads)
 
     def _look_behind(self, microbatch: int, made: Sequence[torch.Tensor]) -> None:
         if not self._looks:

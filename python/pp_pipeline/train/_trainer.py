@@ -432,7 +432,7 @@ class Trainer:
             most=[microbatch, specs_of_item(Item(self._exchange))],
             forward=type("Forward", (Forward,), {"of": self._rank}),
             backward=type("Backward", (Backward,), {"of": self._rank}),
-            done=_nothing,
+            done=lambda chunk: None,
             **self._of_job,
         )
         self._start()
@@ -479,10 +479,6 @@ def _check(checkpoint: Any, every: int | None, resume: bool, restarts: int, pipe
             "restarts= starts ranks again that the trainer has started, and here a launcher has: leave it out, give resume=True, and let "
             "the launcher start all ranks again (torchrun --max-restarts)"
         )
-
-
-def _nothing(chunk: Any) -> None:
-    """The sink of the job."""
 
 
 def _close(trainer: weakref.ref[Trainer]) -> None:
