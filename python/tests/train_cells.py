@@ -221,6 +221,11 @@ def in_world(ranks: int) -> int:
     return next(filter(None, [one.wait() for one in started]), 0)
 
 
+def say(line: str) -> None:
+    """Prints a line at once: other ranks print, too."""
+    print(f"{line}\n", end="", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("ranks", "stages_per_rank", "microbatches", "steps"):
@@ -250,8 +255,8 @@ def main() -> None:
                 differs = one(kind, size, args.steps, args.device, getattr(torch, args.dtype))
                 if differs:
                     wrong += 1
-                    print(f"{kind} {size}: {differs}", flush=True)
-    print(f"{cells} cells, {wrong} wrong", flush=True)
+                    say(f"{kind} {size}: {differs}")
+    say(f"{cells} cells, {wrong} wrong")
     sys.exit(1 if wrong else 0)
 
 
