@@ -86,10 +86,6 @@ class Run:
             raise interrupt or KeyboardInterrupt from None
         raise error from end.__cause__
 
-    def trained(self, loss: float, seconds: list[float]) -> None:
-        """Tells those who look at the job of a step of its training: its loss, and when its actions were at work, if that was measured."""
-        self._running.trained(loss, seconds)
-
     def finish(self) -> Summary | None:
         """Waits for the end."""
         while not self.is_over(_LOOK_EVERY):

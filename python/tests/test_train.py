@@ -233,6 +233,7 @@ if __name__ == "__main__":
 """
     )
     assert re.search(words, out + error, re.DOTALL), out + error
+    # Where the loop of rank 0 ends first, it waits for the program of rank 1, which does not end well.
     assert code != 0
 
 

@@ -152,23 +152,23 @@ def broken(which: str) -> None:
     # The gradients that came last, of each job by stage.
     came: dict[Any, dict[int, Any]] = {}
 
-    def twice(stage: Any, microbatch: int, grads: Any, looks: bool = False) -> Any:
-        made = backward(stage, microbatch, grads, looks)
+    def twice(stage: Any, microbatch: int, grads: Any) -> Any:
+        made = backward(stage, microbatch, grads)
         if microbatch == 1:
             for p in stage._params:
                 p.grad.mul_(1.5)
         return made
 
-    def other_weight(stage: Any, microbatch: int, looks: bool = False) -> Any:
+    def other_weight(stage: Any, microbatch: int) -> Any:
         others = [other for other in stage._undone if other != microbatch]
         if others and not stage._kept:
             undone = stage._undone
             undone[microbatch], undone[others[0]] = undone[others[0]], undone[microbatch]
-        return weight(stage, microbatch, looks)
+        return weight(stage, microbatch)
 
-    def other_slot(stage: Any, at: Any, inputs: Any, targets: Any, trains: bool, looks: bool = False) -> Any:
+    def other_slot(stage: Any, at: Any, inputs: Any, targets: Any) -> Any:
         stage._before, inputs = inputs, getattr(stage, "_before", inputs) if at[1] == 1 else inputs
-        return forward(stage, at, inputs, targets, trains, looks)
+        return forward(stage, at, inputs, targets)
 
     def left_out(stage: Any) -> Any:
         total = squares(stage)
@@ -177,19 +177,19 @@ def broken(which: str) -> None:
                 p.grad = None
         return total
 
-    def first(stage: Any, microbatch: int, looks: bool = False) -> Any:
+    def first(stage: Any, microbatch: int) -> Any:
         if stage.number == 0:
             stage._kept.pop(microbatch)
             stage._undone.pop(microbatch)
             return None
-        return weight(stage, microbatch, looks)
+        return weight(stage, microbatch)
 
     def crossed(right: Any) -> Any:
         # Where stages 0 and 2 stand on one rank, and 1 and 3 on another, each takes what came for the other one.
-        def mistaken(stage: Any, microbatch: int, grads: Any, looks: bool = False) -> Any:
+        def mistaken(stage: Any, microbatch: int, grads: Any) -> Any:
             of_job = came.setdefault(stage._settings, {})
             of_job[stage.number] = grads
-            return right(stage, microbatch, of_job.get(2 - stage.number, grads), looks)
+            return right(stage, microbatch, of_job.get(2 - stage.number, grads))
 
         return mistaken
 
@@ -221,6 +221,11 @@ def in_world(ranks: int) -> int:
     return next(filter(None, [one.wait() for one in started]), 0)
 
 
+def say(line: str) -> None:
+    """Prints a line at once: other ranks print, too."""
+    print(f"{line}\n", end="", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("ranks", "stages_per_rank", "microbatches", "steps"):
@@ -250,8 +255,8 @@ def main() -> None:
                 differs = one(kind, size, args.steps, args.device, getattr(torch, args.dtype))
                 if differs:
                     wrong += 1
-                    print(f"{kind} {size}: {differs}", flush=True)
-    print(f"{cells} cells, {wrong} wrong", flush=True)
+                    say(f"{kind} {size}: {differs}")
+    say(f"{cells} cells, {wrong} wrong")
     sys.exit(1 if wrong else 0)
 
 

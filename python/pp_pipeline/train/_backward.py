@@ -8,9 +8,10 @@ copy because that module is private and changes between versions.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
@@ -36,7 +37,7 @@ def node_of(tensor: torch.Tensor) -> Node | None:
     return tensor.grad_fn
 
 
-def _users(roots: list[Node]) -> dict[Node, list[Node]]:
+def users_below(roots: list[Node]) -> dict[Node, list[Node]]:
     """Of each node below the roots, the nodes that use what it makes."""
     users: dict[Node, list[Node]] = collections.defaultdict(list)
     waiting, seen = collections.deque(dict.fromkeys(roots)), set(roots)
@@ -86,33 +87,20 @@ def _groups(inputs: list[Node], weights: list[Node], users: dict[Node, list[Node
 
 def divides(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[_Group] | None:
     """How the backward of these outputs is divided; None if a weight has a gradient that comes by no input."""
-    roots = [node for node in map(node_of, outputs) if node is not None]
-    of_inputs = [node for node in map(node_of, inputs) if node is not None]
-    of_weights = [node for node in map(node_of, weights) if node is not None]
-    return _groups(of_inputs, of_weights, _users(roots))
+    roots, of_inputs, of_weights = ([node for node in map(node_of, of) if node is not None] for of in (outputs, inputs, weights))
+    return _groups(of_inputs, of_weights, users_below(roots))
 
 
 def backward_input(
     outputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor] | None, inputs: Sequence[torch.Tensor], groups: list[_Group]
 ) -> list[torch.Tensor | None]:
     """The gradients of the inputs; `grads` is None of a loss. Keeps in `groups` what those of the weights take."""
-    handles = []
-
-    def keep(group: _Group, at: int) -> Any:
-        def hook(came: tuple[torch.Tensor | None, ...]) -> None:
-            group.grads[at] = came
-
-        return hook
-
-    try:
+    with ExitStack() as hooks:
         for group in groups:
             group.grads = [None] * len(group.nodes)
             for at, node in enumerate(group.nodes):
-                handles.append(node.register_prehook(keep(group, at)))
+                hooks.callback(node.register_prehook(functools.partial(group.grads.__setitem__, at)).remove)
         return list(torch.autograd.grad(outputs, inputs, grads, retain_graph=True, allow_unused=True))
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def backward_weight(weights: Sequence[torch.Tensor], groups: list[_Group]) -> None:
@@ -127,18 +115,14 @@ def backward_weight(weights: Sequence[torch.Tensor], groups: list[_Group]) -> No
                     grads.append(grad)
         if not edges:
             continue
-        handles = []
-        try:
+        of = list(group.weights)
+        with ExitStack() as hooks:
             if len(group.nodes) > 1:
                 # A node below another one would get that one's gradient a second time.
                 for came, node in zip(group.grads, group.nodes, strict=True):
-                    handles.append(node.register_prehook(lambda _, came=came: came))
-            of = list(group.weights)
+                    hooks.callback(node.register_prehook(lambda _, came=came: came).remove)
             # Another group may go through the same nodes. The graph goes with the groups.
             made = torch.autograd.grad(edges, [GradientEdge(node, 0) for node in of], grads, retain_graph=True)
-        finally:
-            for handle in handles:
-                handle.remove()
         for node, grad in zip(of, made, strict=True):
             weight = by_node[node]
             # Two weights may have got one tensor, or an expanded one.

@@ -131,10 +131,9 @@ class Checkpoints:
     def load(self, stage: ModelStage) -> None:
         """Makes a stage what it was at the last checkpoint."""
         assert self.last is not None
-        places = places_of(self._path(self.last))
-        load_weights(stage, places, self._path(self.last))
+        load_weights(stage, self._path(self.last))
         if stage.optimizer is not None:
-            _load_optimizer(stage, places)
+            _load_optimizer(stage, places_of(self._path(self.last)))
 
     # A rank is started again.
 
@@ -175,9 +174,9 @@ def places_of(path: Path) -> dict[str, Path]:
     raise FileNotFoundError(f"{path} is neither a .safetensors file nor a folder with {_INDEX} or model.safetensors")
 
 
-def load_weights(stage: ModelStage, places: dict[str, Path], path: Path) -> None:
+def load_weights(stage: ModelStage, path: Path) -> None:
     """Copies weights and buffers into a stage, by their names."""
-    opened = functools.cache(_opened)
+    places, opened = places_of(path), functools.cache(_opened)
     kept = stage.module.state_dict().keys()
     for name, local, tensor in _named(stage):
         if name not in places:
@@ -216,22 +215,18 @@ def _write(part: Path, stage: ModelStage) -> None:
     _save(Path(f"{base}.safetensors"), {name: tensor for tensor, name in names.items()})
     if stage.optimizer is None:
         return
-    groups, tensors = stage.optimizer.param_groups, {}
+    groups = stage.optimizer.param_groups
+    group_of = {names[p]: number for number, group in enumerate(groups) for p in group["params"] if p in names}
+    state = {name: stage.optimizer.state.get(p, {}) for p, name in names.items() if name in group_of}
     about: dict[str, Any] = {
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in groups],
-        "group_of": {names[p]: number for number, group in enumerate(groups) for p in group["params"] if p in names},
+        "group_of": group_of,
         # Of each weight the tensors that the optimizer keeps, and what else it keeps.
-        "keys": {names[p]: [] for group in groups for p in group["params"] if p in names},
-        "rest": {},
+        "keys": {name: [key for key in of if isinstance(of[key], torch.Tensor)] for name, of in state.items()},
+        "rest": {name: {key: one for key, one in of.items() if not isinstance(one, torch.Tensor)} for name, of in state.items()},
         "scheduler": stage.scheduler.state_dict() if stage.scheduler is not None else None,
     }
-    for p in names:
-        for key, value in stage.optimizer.state.get(p, {}).items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{names[p]}/{key}"] = value
-                about["keys"][names[p]].append(key)
-            else:
-                about["rest"].setdefault(names[p], {})[key] = value
+    tensors = {f"{name}/{key}": state[name][key] for name, keys in about["keys"].items() for key in keys}
     _save(Path(f"{base}.optimizer.safetensors"), tensors)
     written = io.BytesIO()
     torch.save(about, written)
@@ -260,7 +255,7 @@ def _load_optimizer(stage: ModelStage, places: dict[str, Path]) -> None:
                 raise ValueError(f"{names[p]!r} had other options of the optimizer in {base.parent} than others of its group have")
             file = opened(Path(f"{base}.optimizer.safetensors"))
             tensors = {key: file.get_tensor(f"{names[p]}/{key}").clone() for key in about["keys"][names[p]]}
-            state.append({**tensors, **about["rest"].get(names[p], {})})
+            state.append({**tensors, **about["rest"][names[p]]})
             scheduler = scheduler or about["scheduler"]
         groups.append({**(options[0] if options else group), "params": list(range(len(state) - len(options), len(state)))})
     stage.optimizer.load_state_dict({"state": {number: one for number, one in enumerate(state) if one}, "param_groups": groups})

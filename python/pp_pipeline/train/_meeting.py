@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from ._stage import Tensors
+from ._shapes import Tensors
+
+# The modes of a turn, as they travel.
+MODES = ["train", "evaluate", "look", "save", "tie"]
 
 
 @dataclass
@@ -46,8 +50,6 @@ class Verdict:
     times: dict[int, dict[str, float]]
     # When each action was at work, by stage and microbatch: start and end of F, of I or B, and of W, in seconds.
     moments: list[float]
-    # The pipeline in which something was not finite, where there are several.
-    pipeline: int | None = None
 
 
 class Meeting:
@@ -55,55 +57,45 @@ class Meeting:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._changed = threading.Condition()
-        self._turn: Turn | None = None
-        self._verdict: tuple[int, Verdict] | None = None
-        self._end: BaseException | None = None
+        # What the loop has asked for, and at last why it ended.
+        self._turns: SimpleQueue[Turn | BaseException] = SimpleQueue()
+        self._verdicts: SimpleQueue[Verdict] = SimpleQueue()
 
     def offer(self, turn: Turn) -> None:
         """The loop has come to a step."""
-        with self._changed:
-            self._turn = turn
-            self._changed.notify_all()
+        self._turns.put(turn)
 
-    def end(self, error: BaseException | None, turns: int) -> None:
+    def end(self, error: BaseException | None, calls: int) -> None:
         """The loop has ended. A driver that waits for it raises."""
-        with self._changed:
-            self._end = error or RuntimeError(
-                f"the loop of rank {self._rank} ended after {turns} calls of step and evaluate, and other ranks go on: give all "
+        self._turns.put(
+            error
+            or RuntimeError(
+                f"the loop of rank {self._rank} ended after {calls} calls of step and evaluate, and other ranks go on: give all "
                 "ranks equally many batches"
             )
-            self._changed.notify_all()
+        )
 
-    def turn(self, number: int) -> Turn:
-        """Waits, in the driver, until the loop has come to this turn."""
-        with self._changed:
-            while self._turn is None or self._turn.number < number:
-                if self._end is not None:
-                    raise self._end
-                self._changed.wait()
-            return self._turn
+    def turn(self) -> Turn:
+        """Waits, in the driver, until the loop has come to the next turn."""
+        turn = self._turns.get()
+        if isinstance(turn, BaseException):
+            self._turns.put(turn)
+            raise turn
+        return turn
 
-    def tell(self, number: int, verdict: Verdict) -> None:
+    def tell(self, verdict: Verdict) -> None:
         """The driver has ended a turn."""
-        with self._changed:
-            self._verdict = number, verdict
-            self._changed.notify_all()
+        self._verdicts.put(verdict)
 
-    def verdict(self, number: int, goes_on: Callable[[], None]) -> Verdict:
+    def verdict(self, goes_on: Callable[[], None]) -> Verdict:
         """Waits, in the loop, for the end of a turn. `goes_on` raises if the job has ended."""
         while True:
-            with self._changed:
-                if self._verdict is not None and self._verdict[0] == number:
-                    return self._verdict[1]
-                self._changed.wait(0.05)
-                if self._verdict is not None and self._verdict[0] == number:
-                    return self._verdict[1]
+            with suppress(Empty):
+                return self._verdicts.get(timeout=0.05)
             try:
                 goes_on()
             except BaseException:
                 # A job may end well behind the verdict.
-                with self._changed:
-                    if self._verdict is not None and self._verdict[0] == number:
-                        return self._verdict[1]
+                with suppress(Empty):
+                    return self._verdicts.get_nowait()
                 raise

@@ -16,6 +16,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ import torch.distributed as dist
 
 from .. import _native
 from .._errors import JobError, of_end
+from ._meeting import MODES
+from ._shapes import FINDING, decoded, encoded
 from ._stage import ModelStage
 
 # How often the news are read, in seconds.
@@ -42,7 +45,7 @@ class PipelineLostError(RuntimeError):
 class Pipelines:
     """The pipelines as a rank of one of them sees them. `number` is that of its own, `place` its rank there."""
 
-    def __init__(self, pipeline_of: Callable[[int], Any], ranks: int) -> None:
+    def __init__(self, pipeline_of: Callable[[int], Any], ranks: int, reduction: str) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
                 "pipeline_of= takes the group of torch.distributed, through which gradients are averaged: call "
@@ -50,6 +53,7 @@ class Pipelines:
             )
         self._world: int = dist.get_world_size()
         self._rank: int = dist.get_rank()
+        self._is_mean = reduction == "mean"
         pipelines: dict[Any, list[int]] = {}
         for rank in range(self._world):
             pipelines.setdefault(pipeline_of(rank), []).append(rank)
@@ -64,12 +68,12 @@ class Pipelines:
         base: Any = dist.PrefixStore(f"pp_pipeline/{next(_numbers)}", dist.distributed_c10d._get_default_store())
         # One for each thread that must not wait for another one's call.
         self._reads, self._tells = base.clone(), base.clone()
-        self._changed = threading.Condition()
         self._news: list[dict[str, Any]] = []
         self._broken: tuple[float, str] | None = None
         self._is_over = self._is_told = False
+        # How often the store has answered, and for how long it did not answer until which time.
         self._answers = 0
-        self._looked = (0, 0, 0.0, 0.0)
+        self._silence = (0, 0.0, 0.0)
         # As a rank that does not answer.
         self._silent = 3e-3 * float(os.environ.get("PP_HEARTBEAT_MS", 250))
         self._job: _native.Running | None = None
@@ -87,20 +91,13 @@ class Pipelines:
     def _read(self) -> None:
         try:
             while not self._is_over:
-                seen = len(self._news)
-                while self._reads.check([str(seen + 1)]):
-                    event = json.loads(self._reads.get(str(seen + 1)))
-                    seen += 1
-                    with self._changed:
-                        self._news.append(event)
-                        self._changed.notify_all()
+                while self._reads.check([str(len(self._news) + 1)]):
+                    self._news.append(json.loads(self._reads.get(str(len(self._news) + 1))))
                 self._answers += 1
                 self._look_at_job()
                 time.sleep(_EVERY)
         except Exception as error:
-            with self._changed:
-                self._broken = time.monotonic(), f"the store of torch.distributed is gone ({type(error).__name__})"
-                self._changed.notify_all()
+            self._broken = time.monotonic(), f"the store of torch.distributed is gone ({type(error).__name__})"
 
     def _stop(self) -> None:
         self._is_over = True
@@ -140,24 +137,17 @@ class Pipelines:
         first = next((event for event in self._news if "lost" in event), None)
         if first is not None:
             return None if first["lost"] == self.number else PipelineLostError(first["lost"], first["rank"], first["cause"])
-        answers, looks, since, last = self._looked
+        answers, silence, last = self._silence
         now = time.monotonic()
-        if answers != self._answers:
-            answers, looks, since, last = self._answers, 0, now, now
-        if now - last > 0.02:
-            looks, last = looks + 1, now
-        self._looked = answers, looks, since, last
-        # The reader had many chances to run.
-        if self._broken is None and looks > 10 and now - since > self._silent > 0:
-            self._broken = now, f"the store of torch.distributed has not answered for {now - since:.2g} s"
-        # Where it is the own pipeline that is lost, the job knows more.
-        if self._broken is not None and (self._rank_0 != self.number or now - self._broken[0] > 2):
-            return PipelineLostError(self._rank_0, 0, f"{self._broken[1]}; as a rule it is in the process of this rank")
+        # A look counts little by itself: between many of them the reader had chances to run.
+        silence = silence + min(now - last, _EVERY) if answers == self._answers else 0.0
+        self._silence = self._answers, silence, now
+        if self._broken is None and silence > max(self._silent, 5 * _EVERY) and self._silent > 0:
+            self._broken = now, f"the store of torch.distributed has not answered for {silence:.2g} s"
+        # Rank 0 of the world is in pipeline 0. Where that is the own one, the job knows more.
+        if self._broken is not None and (self.number > 0 or now - self._broken[0] > 2):
+            return PipelineLostError(0, 0, f"{self._broken[1]}; as a rule it is in the process of this rank")
         return None
-
-    @property
-    def _rank_0(self) -> int:
-        return next(number for number, members in enumerate(self._members) if 0 in members)
 
     def check(self) -> None:
         """Raises if another pipeline was lost."""
@@ -173,24 +163,34 @@ class Pipelines:
         if isinstance(error, PipelineLostError) or self._is_told:
             return
         # What ended the own job may be younger news than its end.
-        self._wait(lambda: self._lost() is not None, 3 * _EVERY)
+        self._wait(lambda: self._lost() is not None, 3 * _EVERY, checks=False)
         lost = self._lost()
         if lost is not None:
             raise lost from error
         self._tell_lost(error)
 
-    def _wait(self, is_there: Callable[[], bool], seconds: float = 1e9, checks: bool = False) -> bool:
-        until = time.monotonic() + seconds
-        with self._changed:
-            while not is_there():
-                if checks:
-                    self.check()
-                    self._check_own()
-                left = until - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(min(left, _EVERY))
+    def _wait(self, is_there: Callable[[], bool], seconds: float = 1e9, checks: bool = True, turn: int = -1) -> bool:
+        """Waits so long. With `checks` it raises if a pipeline is lost, or has ended before this turn."""
+        until, pause = time.monotonic() + seconds, 2e-5
+        while not is_there():
+            if checks:
+                self._check_all(turn)
+            if time.monotonic() > until:
+                return False
+            time.sleep(pause)
+            pause = min(1.5 * pause, 1e-3)
         return True
+
+    def _check_all(self, turn: int) -> None:
+        self.check()
+        for event in self._news:
+            if event.get("lost") == self.number:
+                raise RuntimeError(f"a rank of this pipeline has left: {event['cause']}")
+            if "ended" in event and event["turns"] <= turn:
+                raise RuntimeError(
+                    f"the loops of pipeline {event['ended']} ended after {event['calls']} calls of step and evaluate, and those of "
+                    f"pipeline {self.number} go on: give all pipelines equally many batches"
+                )
 
     # Begin and end.
 
@@ -200,14 +200,10 @@ class Pipelines:
         device = devices[self.place] if devices and self.place < len(devices) else "cpu"
         address, port = _free_address()
         here = {"address": address, "port": port, "host": socket.gethostname(), "id": secrets.token_hex(8)}
-        self._tell(hello=self._rank, about=about, device=device, next=device == "cuda", **here)
-        came: dict[int, dict[str, Any]] = {}
-
-        def all_came() -> bool:
-            came.update((event["hello"], event) for event in self._news if "hello" in event)
-            return len(came) == self._world
-
-        if not self._wait(all_came, seconds, checks=True):
+        self._tell(hello=self._rank, about=about, device=device, **here)
+        are_all = self._wait(lambda: sum("hello" in event for event in self._news) == self._world, seconds)
+        came = {event["hello"]: event for event in self._news if "hello" in event}
+        if not are_all:
             missing = ", ".join(str(rank) for rank in range(self._world) if rank not in came)
             raise RuntimeError(f"no word of the ranks {missing} of the world within {seconds:g} s: let all come to their first step")
         about = came[0]["about"]
@@ -223,9 +219,11 @@ class Pipelines:
         root = came[members[0]]
         of_host = [rank for rank in members if came[rank]["host"] == came[self._rank]["host"]]
         # Each pipeline would begin with the first GPU of its host.
-        for rank, one in sorted(came.items()):
-            before = [other for other in range(rank) if came[other]["host"] == one["host"] and came[other]["next"]]
-            one["device"] = f"cuda:{len(before)}" if one["next"] else one["device"]
+        taken: Counter[str] = Counter()
+        for _, one in sorted(came.items()):
+            if one["device"] == "cuda":
+                one["device"] = f"cuda:{taken[one['host']]}"
+                taken[one["host"]] += 1
         if devices is not None and len(devices) == len(members):
             devices = [came[rank]["device"] for rank in members]
         # NCCL takes no two ranks on one GPU.
@@ -279,30 +277,30 @@ class Pipelines:
         """The loops of this pipeline have ended. Waits for those of all others."""
         if self.place == 0:
             self._tell(ended=self.number, turns=turns, calls=calls)
-        self._wait(lambda: self._broken is not None or sum("ended" in event for event in self._news) == self.count, checks=True)
+        self._wait(lambda: self._broken is not None or sum("ended" in event for event in self._news) == self.count)
         self._is_over = True
         for group in {self._host_group, self._group}:
             dist.destroy_process_group(group)
 
     # A turn.
 
-    def turn(self, number: int, mode: int) -> None:
+    def turn(self, number: int, mode: str) -> None:
         """A turn begins."""
-        own = torch.tensor([number, mode], dtype=torch.float64)
-        self._turn = number, *self._gathers(own)
+        self._turn = number, *self._gathers(torch.tensor([MODES.index(mode)]))
 
-    def agree(self, modes: list[str]) -> None:
+    def agree(self) -> None:
         """Waits until all pipelines have begun this turn, and raises if they differ."""
         if self._turn is None:
             return
-        number, work, all_of = self._turn
+        number, work, rows = self._turn
         self._ends(work, number)
         self._turn = None
-        for other, (_, mode) in enumerate(all_of.tolist()):
-            if mode != all_of[self.number, 1]:
+        modes = [MODES[row] for row in rows.flatten().tolist()]
+        for other, mode in enumerate(modes):
+            if mode != modes[self.number]:
                 raise RuntimeError(
-                    f"pipeline {self.number} came to {modes[int(all_of[self.number, 1])]!r} where pipeline {other} came to "
-                    f"{modes[int(mode)]!r}: let all pipelines run the same loop"
+                    f"pipeline {self.number} came to {modes[self.number]!r} where pipeline {other} came to {mode!r}: let all pipelines "
+                    "run the same loop"
                 )
 
     def _gathers(self, own: torch.Tensor) -> tuple[Any, torch.Tensor]:
@@ -310,14 +308,14 @@ class Pipelines:
         rows = torch.zeros(self.count, len(own), dtype=own.dtype)
         return dist.all_gather(list(rows), own, group=self._host_group, async_op=True), rows
 
-    def losses(self, own: torch.Tensor, reduction: str) -> torch.Tensor:
+    def losses(self, own: torch.Tensor) -> torch.Tensor:
         """The losses of the microbatches over all pipelines, added in their order."""
         work, rows = self._gathers(own.cpu())
         self._ends(work)
         total = torch.zeros_like(rows[0])
         for row in rows:
             total += row
-        return total / self.count if reduction == "mean" else total
+        return total / self.count if self._is_mean else total
 
     def add(self, stage: ModelStage) -> None:
         """Begins to add the gradients of a stage over all pipelines."""
@@ -326,7 +324,7 @@ class Pipelines:
             for flat, params in stage.flat_gradients()
         ]
 
-    def added(self, stage: ModelStage, reduction: str) -> None:
+    def added(self, stage: ModelStage) -> None:
         """Waits for the gradients of a stage."""
         if self._has_nccl:
             # NCCL does not notice a process that is gone.
@@ -334,35 +332,18 @@ class Pipelines:
         for work, flat, params in self._sums.pop(stage.number):
             self._ends(work)
             has = flat[-len(params) :].tolist()
-            if reduction == "mean":
+            if self._is_mean:
                 flat /= self.count
             for p, count in zip(params, has, strict=True):
                 p.grad = p.grad if count > 0 else None
 
-    def _check_own(self) -> None:
-        """Raises if a rank of this pipeline has left."""
-        for event in self._news:
-            if event.get("lost") == self.number:
-                raise RuntimeError(f"a rank of this pipeline has left: {event['cause']}")
-
-    def _ends(self, work: Any, number: int | None = None) -> None:
+    def _ends(self, work: Any, turn: int = -1) -> None:
         """Waits for the end of a collective. It is left behind if a pipeline is lost, or has ended before this turn."""
-        pause = 2e-5
-        while not work.is_completed():
-            self.check()
-            self._check_own()
-            for event in self._news:
-                if number is not None and "ended" in event and event["turns"] <= number:
-                    raise RuntimeError(
-                        f"the loops of pipeline {event['ended']} ended after {event['calls']} calls of step and evaluate, and those of "
-                        f"pipeline {self.number} go on: give all pipelines equally many batches"
-                    )
-            time.sleep(pause)
-            pause = min(1.5 * pause, 1e-3)
+        self._wait(work.is_completed, turn=turn)
         try:
             work.wait()
         except RuntimeError as error:
-            self._wait(lambda: self._lost() is not None, 1.0)
+            self._wait(lambda: self._lost() is not None, 1.0, checks=False)
             self.check()
             text = f"a collective between the ranks {self._holders} of the world failed: {error}"
             if self.count > 2:
@@ -370,19 +351,12 @@ class Pipelines:
             other = 1 - self.number
             raise PipelineLostError(other, self._holders[other], text) from error
 
-    def finding(self, turn: int, own: dict[str, Any] | None) -> tuple[int, dict[str, Any] | None]:
+    def finding(self, own: dict[str, Any] | None) -> dict[str, Any] | None:
         """The first tensor that is not finite in any pipeline, with the number of the pipeline."""
-        if self.place == 0:
-            self._tell(found=self.number, turn=turn, finding=own)
-        of_turn: list[dict[str, Any]] = []
-
-        def all_told() -> bool:
-            of_turn[:] = [event for event in self._news if event.get("turn") == turn]
-            return len(of_turn) == self.count
-
-        self._wait(all_told, checks=True)
-        found = [(event["finding"]["order"], event["found"], event["finding"]) for event in of_turn if event["finding"] is not None]
-        return min(found)[1:] if found else (0, None)
+        work, rows = self._gathers(encoded(own, FINDING))
+        self._ends(work)
+        found = [{**one, "pipeline": number} for number, one in enumerate(map(decoded, rows)) if one is not None]
+        return min(found, key=lambda one: one["order"], default=None)
 
 
 def _free_address() -> tuple[str, int]:

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from ._settings import Names, NotFiniteError, Optimizer, cut, halves, settings
+from ._settings import Settings, cut, halves
 from ._stage import ModelStage, Randomness, loss_of, norm_of
 from ._ties import forms_of, sums_specs, ties_among
 
 
-def run_plain(
-    schedule: str,
-    data: Iterable[Any],
-    *,
-    ranks: int | None = None,
-    stages_per_rank: int = 1,
-    microbatches: int,
-    stages: Callable[[int], torch.nn.Module],
-    loss: Callable[..., torch.Tensor],
-    reduction: str = "mean",
-    optimizer: Optimizer,
-    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
-    clip: float | None = None,
-    seed: int = 0,
-    names: Names | None = None,
-    device: str = "cpu",
-) -> tuple[list[float], list[torch.nn.Module]]:
+def run_plain(schedule: str, data: Iterable[Any], *, device: str = "cpu", **settings: Any) -> tuple[list[float], list[torch.nn.Module]]:
     """Trains on all batches. Gives the loss of each step, and the modules of the stages.
 
-    Each backward is whole. The schedule says in which order a stage adds its gradients, and nothing else.
+    `settings` are the arguments of `Trainer` from `ranks` to `names`. Each backward is whole. The schedule says in which order a stage
+    adds its gradients, and nothing else.
     """
-    terms = settings(
-        schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
-        reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed, names=names,
-    )  # fmt: skip
+    terms = Settings(schedule, **settings)
     at = torch.device(device)
     made: dict[int, ModelStage] = {}
     for number in range(terms.count):
@@ -49,33 +31,21 @@ def run_plain(
     order = _order(terms.schedule.actions(), terms.count)
     losses = []
     for step, batch in enumerate(data):
-        inputs, targets = (cut((tensor.to(at) for tensor in half), microbatches) for half in halves(batch))
-        for stage in model:
-            stage.begin(True)
-        _run(model, order, step, inputs, targets, False)
-        squares = _squares(model, sums, False)
-        each = [float(model[-1].losses[microbatch]) for microbatch in range(microbatches)]
+        inputs, targets = (cut((tensor.to(at) for tensor in half), terms.microbatches) for half in halves(batch))
+        squares = _squares(model, sums, order, step, inputs, targets, looks=False)
+        each = [float(model[-1].losses[microbatch]) for microbatch in range(terms.microbatches)]
         norm = norm_of(squares, each)
         for stage in model:
             stage.take_tied(sums)
             stage.apply(norm)
         if norm is None:
-            for stage in model:
-                stage.begin(True)
-            _run(model, order, step, inputs, targets, True)
-            _squares(model, sums, True)
+            _squares(model, sums, order, step, inputs, targets, looks=True)
             for stage in model:
                 stage.apply(None)
-            found = min((stage.finding for stage in model if stage.finding), key=lambda one: one["order"])
-            raise NotFiniteError(step, terms.schedule.rank_of[found["stage"]], found["stage"], found["microbatch"], found["tensor"])
-        losses.append(loss_of(each, reduction))
+            found = (stage.finding for stage in model if stage.finding)
+            raise terms.not_finite(step, min(found, key=lambda one: one["order"], default=None))
+        losses.append(loss_of(each, terms.reduction))
     return losses, [stage.module for stage in model]
-
-
-def _squares(model: list[ModelStage], sums: dict[str, torch.Tensor], looks: bool) -> list[float]:
-    for one in sums.values():
-        one.zero_()
-    return [float(stage.squares() + stage.add_tied(sums, looks)) for stage in model]
 
 
 def _order(actions: list[list[tuple[int, str, int]]], count: int) -> list[list[int]]:
@@ -88,7 +58,12 @@ def _order(actions: list[list[tuple[int, str, int]]], count: int) -> list[list[i
     return order
 
 
-def _run(model: list[ModelStage], order: list[list[int]], step: int, inputs: Any, targets: Any, looks: bool) -> None:
+def _squares(
+    model: list[ModelStage], sums: dict[str, torch.Tensor], order: list[list[int]], step: int, inputs: Any, targets: Any, looks: bool
+) -> list[float]:
+    """Makes the gradients of a step. Gives the sum of their squares, of each stage."""
+    for stage in model:
+        stage.begin(True, looks)
     random = Randomness(model[0].device)
     try:
         for microbatch, given in enumerate(inputs):
@@ -96,9 +71,12 @@ def _run(model: list[ModelStage], order: list[list[int]], step: int, inputs: Any
             for stage in model:
                 needs = [stage.number > 0 and one.requires_grad for one in tensors]
                 own = tuple(one.detach().clone().requires_grad_(need) for one, need in zip(tensors, needs, strict=True))
-                tensors = stage.forward((step, microbatch), own, targets[microbatch], True, looks)
+                tensors = stage.forward((step, microbatch), own, targets[microbatch])
         grads: dict[int, list[torch.Tensor]] = {microbatch: [] for microbatch in range(len(inputs))}
         for stage in reversed(model):
-            grads = {microbatch: stage.backward(microbatch, grads[microbatch], looks) for microbatch in order[stage.number]}
+            grads = {microbatch: stage.backward(microbatch, grads[microbatch]) for microbatch in order[stage.number]}
     finally:
         random.give_back()
+    for one in sums.values():
+        one.zero_()
+    return [float(stage.squares() + stage.add_tied(sums)) for stage in model]

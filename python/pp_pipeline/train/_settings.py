@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import _native
-from ._stage import ModelStage, Randomness, Tensors, seed_of, seed_with
+from ._shapes import Tensors, tensors_in
+from ._stage import ModelStage, Randomness, seed_of, seed_with
 from ._ties import set_apart
 
 Optimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -32,22 +32,35 @@ class NotFiniteError(ArithmeticError):
         self.pipeline = pipeline
 
 
-@dataclass(frozen=True)
 class Settings:
-    """How a model is trained, whatever runs it."""
+    """How a model is trained, whatever runs it. `schedule` is a name that `pp schedule list` prints, or a file that ends in .csv."""
 
-    schedule: _native.Schedule
-    microbatches: int
-    stages: Callable[[int], torch.nn.Module]
-    loss: Callable[..., torch.Tensor]
-    reduction: str
-    optimizer: Optimizer
-    scheduler: Callable[[torch.optim.Optimizer], Any] | None
-    clip: float | None
-    seed: int
-    names: Names
-    # Where the microbatches of this pipeline begin among those of all pipelines.
-    first: int = 0
+    def __init__(
+        self,
+        schedule: str,
+        *,
+        ranks: int | None = None,
+        stages_per_rank: int = 1,
+        microbatches: int,
+        stages: Callable[[int], torch.nn.Module],
+        loss: Callable[..., torch.Tensor],
+        reduction: str = "mean",
+        optimizer: Optimizer,
+        scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+        clip: float | None = None,
+        seed: int = 0,
+        names: Names | None = None,
+    ) -> None:
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction={reduction!r}: give 'mean', if the loss is a mean over its microbatch, or 'sum'")
+        if clip is not None and not clip > 0:
+            raise ValueError(f"clip={clip!r}: give the largest norm of all gradients, above 0, or None")
+        self.schedule = _schedule(schedule, ranks, stages_per_rank, microbatches)
+        self.microbatches, self.seed, self.reduction, self.clip = microbatches, seed, reduction, clip
+        self.stages, self.loss, self.optimizer, self.scheduler = stages, loss, optimizer, scheduler
+        self.names = names or _named
+        # Where the microbatches of this pipeline begin among those of all pipelines.
+        self.first = 0
 
     @property
     def count(self) -> int:
@@ -69,6 +82,13 @@ class Settings:
         finally:
             own.give_back()
 
+    def not_finite(self, step: int, found: dict[str, Any] | None) -> NotFiniteError:
+        """The error of a step in which a stage has found such a tensor, or none has: then it is the sum of squares."""
+        if found is None:
+            return NotFiniteError(step, 0, 0, 0, "the sum of the squares of all gradients")
+        stage = found["stage"]
+        return NotFiniteError(step, self.schedule.rank_of[stage], stage, found["microbatch"], found["tensor"], found.get("pipeline"))
+
     def made(self, number: int, device: torch.device, others: Mapping[int, ModelStage]) -> ModelStage:
         """A stage of the model; `others` are those that this process has already."""
         module = self.module(number)
@@ -77,58 +97,30 @@ class Settings:
         return ModelStage(number, number == self.count - 1, module, self, device)
 
 
-def settings(
-    schedule: str,
-    *,
-    ranks: int | None,
-    stages_per_rank: int,
-    microbatches: int,
-    stages: Callable[[int], torch.nn.Module],
-    loss: Callable[..., torch.Tensor],
-    reduction: str,
-    optimizer: Optimizer,
-    scheduler: Callable[[torch.optim.Optimizer], Any] | None,
-    clip: float | None,
-    seed: int,
-    names: Names | None,
-) -> Settings:
-    """Checks what a trainer is given. `schedule` is a name that `pp schedule list` prints, or a file that ends in .csv."""
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction={reduction!r}: give 'mean', if the loss is a mean over its microbatch, or 'sum'")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip={clip!r}: give the largest norm of all gradients, above 0, or None")
-    if schedule.endswith(".csv"):
-        with open(schedule, encoding="utf-8") as file:
-            made = _native.Schedule.csv(file.read(), schedule)
-        if made.microbatches != microbatches:
-            raise ValueError(f"microbatches={microbatches}, and {schedule} has {made.microbatches}: give that number")
-        has = max(made.rank_of) + 1
-        if ranks is not None and ranks != has:
-            raise ValueError(f"ranks={ranks}, and {schedule} has {has}: give that number, or leave ranks= out")
-    else:
+def _schedule(given: str, ranks: int | None, stages_per_rank: int, microbatches: int) -> _native.Schedule:
+    if not given.endswith(".csv"):
         if ranks is None:
-            raise TypeError(f"schedule {schedule!r} takes ranks=: on how many ranks the model stands")
-        made = _native.Schedule.build(schedule, ranks, stages_per_rank, microbatches)
-    return Settings(made, microbatches, stages, loss, reduction, optimizer, scheduler, clip, seed, names or _named)
+            raise TypeError(f"schedule {given!r} takes ranks=: on how many ranks the model stands")
+        return _native.Schedule.build(given, ranks, stages_per_rank, microbatches)
+    with open(given, encoding="utf-8") as file:
+        made = _native.Schedule.csv(file.read(), given)
+    if made.microbatches != microbatches:
+        raise ValueError(f"microbatches={microbatches}, and {given} has {made.microbatches}: give that number")
+    has = max(made.rank_of) + 1
+    if ranks is not None and ranks != has:
+        raise ValueError(f"ranks={ranks}, and {given} has {has}: give that number, or leave ranks= out")
+    return made
 
 
 def _named(stage: int, local: str) -> str:
     return f"stages.{stage}.{local}"
 
 
-def tensors_of(what: str, given: Any) -> Tensors:
-    """A tensor, or several, as a tuple."""
-    tensors = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        raise TypeError(f"the {what} of a batch are {type(given).__name__}: give a tensor, or a tuple of tensors")
-    return tensors
-
-
 def halves(batch: Any) -> tuple[Tensors, Tensors]:
     """The inputs and the targets of a batch."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise TypeError("a batch is (inputs, targets), each a tensor or a tuple of tensors")
-    return tensors_of("inputs", batch[0]), tensors_of("targets", batch[1])
+    return tensors_in(batch[0], "the inputs of a batch are", "give"), tensors_in(batch[1], "the targets of a batch are", "give")
 
 
 def cut(tensors: Iterable[torch.Tensor], microbatches: int) -> list[Tensors]:

@@ -1,13 +1,15 @@
 """What travels between the stages of a model: names, shapes and types.
 
 A tensor that needs a gradient is called `g0`, `g1` and so on by its place among the inputs of a stage, one that needs none `x0`,
-`x1`, and a target `t0`. A gradient is called `d0`. The exchange at the end of a step has `numbers` and `finding`, and where weights
-are tied `ties`, the table of them, and a flat tensor of each type, such as `tied.float32`.
+`x1`, and a target `t0`. A gradient is called `d0`. The exchange at the end of a step has `mode`, `squares` of each stage, `losses` of
+each microbatch, `finding` and, if they are measured, `times` of each stage; and where weights are tied `ties`, the table of them, and a
+flat tensor of each type, such as `tied.float32`.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,8 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from .._stages import Spec
 
 Specs = dict[str, Spec]
-# Most bytes of what is told of a tensor that is not finite.
-FINDING = 1024
+Tensors = tuple[torch.Tensor, ...]
+# Most bytes of what is told of a tensor that is not finite: a character of its name takes up to 12.
+FINDING = 2560
 # The kinds of actions, in the order in which their times travel.
 OPS = "FIWB"
 
@@ -40,28 +43,51 @@ def _by_place(names: tuple[str, ...], letters: str) -> list[str]:
 
 def is_exchange(names: Any) -> bool:
     """Says whether these are the tensors of an exchange."""
-    return "numbers" in names
+    return "squares" in names
 
 
 def exchange_specs(stages: int, microbatches: int, timing: bool) -> Specs:
-    """The tensors of an exchange: turn, mode, the squares of each stage, the loss of each microbatch and, if they are measured, the
-    times of the actions of each stage, those of a stage beside each other; and a text.
-    """
-    times = times_of(microbatches) * stages if timing else 0
-    return {"numbers": Spec((2 + stages + microbatches + times,), torch.float64), "finding": Spec((FINDING,), torch.uint8)}
+    """The tensors of an exchange, without tied weights."""
+    specs = {
+        "mode": Spec((1,), torch.uint8),
+        "squares": Spec((stages,), torch.float64),
+        "losses": Spec((microbatches,), torch.float64),
+        "finding": Spec((FINDING,), torch.uint8),
+    }
+    if timing:
+        # The median of each kind of actions, and start and end of F, of I or B, and of W of each microbatch.
+        specs["times"] = Spec((stages, len(OPS) + 6 * microbatches), torch.float64)
+    return specs
 
 
-def times_of(microbatches: int) -> int:
-    """How many times of a stage travel: the median of each kind of actions, and start and end of F, of I or B, and of W of each
-    microbatch.
-    """
-    return len(OPS) + 6 * microbatches
+def encoded(value: Any, least: int = 0) -> torch.Tensor:
+    """A value as JSON in a tensor of so many bytes, or more."""
+    return torch.frombuffer(bytearray(json.dumps(value).encode().ljust(least, b"\0")), dtype=torch.uint8)
+
+
+def decoded(tensor: torch.Tensor) -> Any:
+    """The value in such a tensor; None if nothing was put there."""
+    text = bytes(tensor.tolist()).rstrip(b"\0")
+    return json.loads(text) if text else None
 
 
 def dtype_of(spec: Spec) -> torch.dtype:
     """The type of a tensor, as PyTorch has it."""
     dtype: torch.dtype = getattr(torch, spec.dtype) if isinstance(spec.dtype, str) else spec.dtype
     return dtype
+
+
+def tensors_in(given: Any, says: str, remedy: str) -> Tensors:
+    """A tensor, or several, as a tuple."""
+    tensors = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        raise TypeError(f"{says} {type(given).__name__}: {remedy} a tensor, or a tuple of tensors")
+    return tensors
+
+
+def outputs_in(made: Any, number: int) -> Tensors:
+    """What a stage has made."""
+    return tensors_in(made, f"stage {number} gave", "a stage gives")
 
 
 def outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec]) -> Specs:
@@ -80,8 +106,5 @@ def outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec]) 
         except Exception as error:
             shapes = ", ".join(f"{tuple(one.shape)} {one.dtype}" for one in inputs)
             raise ValueError(f"stage {number} cannot work on inputs of {shapes}: {type(error).__name__}: {error}") from error
-        outputs = made if isinstance(made, (tuple, list)) else (made,)
-        if not all(isinstance(output, torch.Tensor) for output in outputs):
-            raise TypeError(f"stage {number} gave {type(made).__name__}: a stage gives a tensor, or a tuple of tensors")
-        rows = enumerate(outputs)
+        rows = enumerate(outputs_in(made, number))
         return {f"{'g' if one.requires_grad else 'x'}{at}": Spec(tuple(one.shape), one.dtype) for at, one in rows}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
 
-from ._backward import backward_input, backward_weight, divides
+from ._backward import backward_input, backward_weight, divides, users_below
+from ._shapes import Tensors, outputs_in
 from ._ties import Tied, weights_of
 
-Tensors = tuple[torch.Tensor, ...]
 # Elements of a gradient whose squares are added at once.
 _PART = 1 << 15
 # Most bytes of gradients that travel at once between pipelines, unless one weight alone has more.
@@ -80,6 +82,7 @@ class ModelStage:
         # The backward is not divided. The first forward tells.
         self._is_whole = False
         self._is_new = True
+        self._trains = self._looks = False
         self.finding: dict[str, Any] | None = None
 
     def name(self, local: str) -> str:
@@ -98,39 +101,36 @@ class ModelStage:
         for p in self._params:
             p.grad = None
 
-    def begin(self, trains: bool) -> None:
-        """A step begins, or an evaluation."""
+    def begin(self, trains: bool, looks: bool) -> None:
+        """A step begins, or an evaluation. With `looks` the first tensor that is not finite is kept in `finding`."""
+        self._trains, self._looks = trains, looks
         self.losses.clear()
         self.finding = None
         self.module.train(trains)
         self._buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()] if trains else []
 
-    def forward(self, at: tuple[int, int], inputs: Tensors, targets: Tensors, trains: bool, looks: bool = False) -> Tensors:
+    def forward(self, at: tuple[int, int], inputs: Tensors, targets: Tensors) -> Tensors:
         """Runs step and microbatch `at`. Gives what goes on; of the last stage nothing. Sets PyTorch's random numbers."""
         step, microbatch = at
         seed_with(seed_of(self._settings.seed, step, self.number, self._settings.first + microbatch), self.device)
-        with nullcontext() if torch.is_grad_enabled() is trains else torch.set_grad_enabled(trains):
-            with _Checkpoints() if self._is_new and trains else nullcontext() as checkpoints:
+        with nullcontext() if torch.is_grad_enabled() is self._trains else torch.set_grad_enabled(self._trains):
+            with _checkpoints() if self._is_new and self._trains else nullcontext() as checkpoints:
                 made = self.module(*inputs)
-            outputs = made if isinstance(made, (tuple, list)) else (made,)
-            if not all(isinstance(output, torch.Tensor) for output in outputs):
-                raise TypeError(f"stage {self.number} gave {type(made).__name__}: a stage gives a tensor, or a tuple of tensors")
+            outputs = outputs_in(made, self.number)
             if self._is_last:
                 loss = self._settings.loss(made, *targets)
                 if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                     raise TypeError(f"loss gave {loss!r}: it gives a tensor of one number")
                 self.losses[microbatch] = loss.detach()
                 outputs = (loss,)
-        if looks:
-            names = ["loss"] if self._is_last else [f"output {at}" for at in range(len(outputs))]
-            self._look(0, microbatch, zip(names, outputs, strict=True))
-        if trains:
+        self._look(0, microbatch, (("loss" if self._is_last else f"output {at}", output) for at, output in enumerate(outputs)))
+        if self._trains:
             if checkpoints is not None:
-                self._is_whole, self._is_new = checkpoints.were_made or _is_compiled(outputs), False
-            self._kept[microbatch] = tuple(outputs), inputs
-        return () if self._is_last else tuple(outputs)
+                self._is_whole, self._is_new = bool(checkpoints) or _is_compiled(outputs), False
+            self._kept[microbatch] = outputs, inputs
+        return () if self._is_last else outputs
 
-    def backward(self, microbatch: int, grads: Sequence[torch.Tensor], looks: bool = False) -> list[torch.Tensor]:
+    def backward(self, microbatch: int, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The whole backward. Gives the gradients of the inputs that need one."""
         outputs, inputs = self._kept.pop(microbatch)
         roots, came = self._roots(outputs, grads)
@@ -138,11 +138,10 @@ class ModelStage:
             torch.autograd.backward(roots, came)
         wanted = [tensor for tensor in inputs if tensor.requires_grad]
         made = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in wanted]
-        if looks:
-            self._look_behind(microbatch, made)
+        self._look_behind(microbatch, made)
         return made
 
-    def backward_input(self, microbatch: int, grads: Sequence[torch.Tensor], looks: bool = False) -> list[torch.Tensor]:
+    def backward_input(self, microbatch: int, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The part of the backward for the inputs. `backward_weight` does the rest."""
         outputs, inputs = self._kept[microbatch]
         wanted = [tensor for tensor in inputs if tensor.requires_grad]
@@ -154,32 +153,30 @@ class ModelStage:
         groups = None if self._is_whole or not roots else divides(roots, wanted, self._params)
         if groups is None:
             self._undone[microbatch] = None
-            return self.backward(microbatch, grads, looks)
+            return self.backward(microbatch, grads)
         made = backward_input(roots, came, wanted, groups)
         self._kept.pop(microbatch)
         self._undone[microbatch] = groups
         whole = [torch.zeros_like(tensor) if grad is None else grad for tensor, grad in zip(wanted, made, strict=True)]
-        if looks:
-            self._look(1, microbatch, ((f"gradient of input {at}", grad) for at, grad in enumerate(whole)))
+        self._look(1, microbatch, ((f"gradient of input {at}", grad) for at, grad in enumerate(whole)))
         return whole
 
-    def backward_weight(self, microbatch: int, looks: bool = False) -> None:
+    def backward_weight(self, microbatch: int) -> None:
         """The part of the backward for the weights."""
         undone = self._undone.pop(microbatch)
         if microbatch in self._kept:
             self.backward(microbatch, undone)
         elif undone is not None:
             backward_weight(self._params, undone)
-        if looks:
-            self._look_behind(microbatch, [])
+        self._look_behind(microbatch, [])
 
     def _roots(self, outputs: Tensors, grads: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
         roots = [output for output in outputs if output.requires_grad]
-        if self._is_last:
-            return roots, None
-        return roots, list(grads)
+        return roots, None if self._is_last else list(grads)
 
     def _look_behind(self, microbatch: int, made: Sequence[torch.Tensor]) -> None:
+        if not self._looks:
+            return
         also = {id(self.weights[name]): f" (tied: {name!r})" for name in self._ties}
         weights = self.module.named_parameters()
         named = [(f"gradient of {name}{also.get(id(p), '')}", p.grad) for name, p in weights if p.grad is not None]
@@ -187,10 +184,10 @@ class ModelStage:
 
     def _look(self, kind: int, microbatch: int, tensors: Any) -> None:
         """Keeps the first tensor that is not finite, as `NotFiniteError` tells it."""
-        for name, tensor in tensors:
+        for name, tensor in tensors if self._looks else ():
             if self.finding is None and tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 order = [kind, microbatch, -self.number if kind else self.number]
-                self.finding = {"order": order, "stage": self.number, "microbatch": microbatch, "tensor": name}
+                self.finding = {"order": order, "stage": self.number, "microbatch": microbatch, "tensor": name[:200]}
 
     def squares(self) -> torch.Tensor:
         """Makes the gradients of the step of what was added up, and gives the sum of their squares in f64, without tied weights."""
@@ -240,7 +237,7 @@ class ModelStage:
             else:
                 self.weights[name].data.copy_(values)
 
-    def add_tied(self, sums: Any, looks: bool = False) -> torch.Tensor:
+    def add_tied(self, sums: Any) -> torch.Tensor:
         """Adds the gradients of tied weights to the sums. Gives the squares, in f64, of those whose last holder this is."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for name, tied in self._ties.items():
@@ -251,8 +248,7 @@ class ModelStage:
                 count += 1
             if tied.stages[-1] == self.number:
                 total += values.double().square().sum()
-                if looks:
-                    self._look(2, self._settings.microbatches - 1, [(f"sum of the gradients of tied weight {name!r}", values)])
+                self._look(2, self._settings.microbatches - 1, [(f"sum of the gradients of tied weight {name!r}", values)])
         return total
 
     def take_tied(self, sums: Any) -> None:
@@ -281,59 +277,42 @@ class ModelStage:
 
 def norm_of(squares: Sequence[float], losses: Sequence[float]) -> float | None:
     """The norm of all gradients from the sums of the stages, in their order; None if a loss or a gradient is not finite."""
-    total = 0.0
-    for one in squares:
-        total += one
-    is_finite = math.isfinite(total) and all(math.isfinite(loss) for loss in losses)
-    return math.sqrt(total) if is_finite else None
+    total = _added(squares)
+    return math.sqrt(total) if all(map(math.isfinite, (total, *losses))) else None
 
 
 def loss_of(losses: Sequence[float], reduction: str) -> float:
     """The loss of a step, added in the order of the microbatches."""
-    total = 0.0
-    for one in losses:
-        total += one
-    return total / len(losses) if reduction == "mean" else total
+    return _added(losses) / len(losses) if reduction == "mean" else _added(losses)
 
 
-class _Checkpoints:
-    """Notices whether activations are checkpointed within a `with`."""
+def _added(numbers: Sequence[float]) -> float:
+    """Adds in order. What sum() gives depends on the version of Python."""
+    return functools.reduce(operator.add, numbers, 0.0)
 
-    _frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
 
-    def __init__(self) -> None:
-        self.were_made = False
+@contextmanager
+def _checkpoints() -> Iterator[list[bool]]:
+    """Gives a list that is not empty once activations were checkpointed within a `with`."""
+    frame, made = getattr(checkpoint, "_CheckpointFrame", None), list[bool]()
 
-    def __enter__(self) -> _Checkpoints:
-        frame = self._frame
+    def noticed(*args: Any, **more: Any) -> Any:
+        made.append(True)
+        return frame(*args, **more)  # type: ignore[misc]
+
+    if frame is not None:
+        checkpoint._CheckpointFrame = noticed  # type: ignore[attr-defined,unused-ignore]
+    try:
+        yield made
+    finally:
         if frame is not None:
-
-            def noticed(*args: Any, **more: Any) -> Any:
-                self.were_made = True
-                return frame(*args, **more)
-
-            checkpoint._CheckpointFrame = noticed  # type: ignore[attr-defined,unused-ignore]
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self._frame is not None:
-            checkpoint._CheckpointFrame = self._frame  # type: ignore[attr-defined,unused-ignore]
+            checkpoint._CheckpointFrame = frame  # type: ignore[attr-defined,unused-ignore]
 
 
 def _is_compiled(outputs: Sequence[torch.Tensor]) -> bool:
     """Says whether torch.compile made a part of the graph: its backward runs once, and cannot be divided."""
-    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(waiting)
-    is_compiled = False
-    while waiting:
-        node = waiting.pop()
-        name = node.name()
-        if name == "CheckpointFunctionBackward":
-            raise TypeError("re-entrant checkpoints cannot run in a pipeline: give checkpoint(..., use_reentrant=False)")
-        is_compiled = is_compiled or name.startswith("CompiledFunction")
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                waiting.append(below)
-    return is_compiled
-
+    roots = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    names = {node.name() for node in (*roots, *users_below(roots))}
+    if "CheckpointFunctionBackward" in names:
+        raise TypeError("re-entrant checkpoints cannot run in a pipeline: give checkpoint(..., use_reentrant=False)")
+    return any(name.startswith("CompiledFunction") for name in names)

@@ -6,10 +6,9 @@ they stay alike.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,8 +64,7 @@ def ties_among(stages: Sequence[Mapping[str, Form]]) -> list[Tied]:
     for number, forms in enumerate(stages):
         for name in forms:
             holders.setdefault(name, []).append(number)
-    ends: dict[str, int] = {}
-    made = []
+    made: list[Tied] = []
     for name, numbers in holders.items():
         shape, dtype, learns = form = stages[numbers[0]][name]
         for other in numbers[1:]:
@@ -76,9 +74,8 @@ def ties_among(stages: Sequence[Mapping[str, Form]]) -> list[Tied]:
                     "weights of one name are alike; give them two names, or make them alike"
                 )
         if len(numbers) > 1:
-            at = ends.get(dtype, 0)
+            at = sum(math.prod(one.shape) + 1 for one in made if one.dtype == dtype)
             made.append(Tied(name, shape, dtype, numbers, at))
-            ends[dtype] = at + math.prod(shape) + 1
     return made
 
 
@@ -91,16 +88,6 @@ def sums_specs(ties: Sequence[Tied]) -> dict[str, Spec]:
     """The flat tensors, one of each type."""
     ends = {one.dtype: one.at + math.prod(one.shape) + 1 for one in ties}
     return {f"tied.{dtype}": Spec((end,), dtype) for dtype, end in ends.items()}
-
-
-def table_of(ties: Sequence[Tied]) -> torch.Tensor:
-    """The ties as they travel to other ranks."""
-    return torch.frombuffer(bytearray(json.dumps([astuple(one) for one in ties]).encode()), dtype=torch.uint8)
-
-
-def ties_in(table: torch.Tensor) -> list[Tied]:
-    """The ties that have travelled."""
-    return [Tied(*row) for row in json.loads(bytes(table.tolist()))]
 
 
 def set_apart(number: int, module: torch.nn.Module, names: Any, others: Mapping[int, Mapping[str, torch.nn.Parameter]]) -> None:

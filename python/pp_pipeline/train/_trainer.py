@@ -10,24 +10,24 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import _native
 from .._errors import JobError, StageError
 from .._flow import Run
 from .._job import Job, placed_at
-from .._stages import Item, Spec, specs_of_item
+from .._stages import Item, specs_of_item
 from . import _shapes
 from ._checkpoint import Checkpoints, check_safetensors, load_weights, places_of
 from ._meeting import Meeting, Turn, Verdict
 from ._pipelines import PipelineLostError, Pipelines
-from ._settings import Names, NotFiniteError, Optimizer, cut, halves, settings
-from ._stage import ModelStage, Tensors
-from ._ties import sums_specs, table_of
+from ._settings import Names, Optimizer, Settings, cut, halves
+from ._shapes import Tensors
+from ._stage import ModelStage
+from ._ties import sums_specs
 from ._work import Backward, Forward, Rank
 
 
@@ -88,7 +88,7 @@ class Trainer:
         command: list[str] | None = None,
         timing: bool = False,
     ) -> None:
-        self._settings = settings(
+        self._settings = Settings(
             schedule, ranks=ranks, stages_per_rank=stages_per_rank, microbatches=microbatches, stages=stages, loss=loss,
             reduction=reduction, optimizer=optimizer, scheduler=scheduler, clip=clip, seed=seed, names=names,
         )  # fmt: skip
@@ -110,7 +110,7 @@ class Trainer:
         self.losses: list[float] = list(self._checkpoints.losses) if self._checkpoints is not None else []
         self._to_skip = len(self.losses)
         self._weights: Path | None = None
-        self._restarts = self._left = restarts
+        self._restarts = restarts
         # What the calls gave, and the batches of those since the last checkpoint.
         self._results: list[tuple[str, Verdict]] = []
         self._kept: list[tuple[str, Any]] = []
@@ -129,11 +129,7 @@ class Trainer:
         """
         verdict = self._call("train", batch)
         if verdict.norm is None:
-            step, found = len(self.losses) - 1, verdict.finding
-            if found is None:
-                raise NotFiniteError(step, 0, 0, 0, "the sum of the squares of all gradients")
-            rank = self._settings.schedule.rank_of[found["stage"]]
-            raise NotFiniteError(step, rank, found["stage"], found["microbatch"], found["tensor"], verdict.pipeline)
+            raise self._settings.not_finite(len(self.losses) - 1, verdict.finding)
         return verdict.loss
 
     def evaluate(self, batch: Any) -> float:
@@ -277,10 +273,10 @@ class Trainer:
             # The same once more tells where it began: the weights have not moved.
             verdict.finding = self._take("look", batch).finding
             if self._pipelines is not None:
-                verdict.pipeline, verdict.finding = self._pipelines.finding(self._turns, verdict.finding)
+                verdict.finding = self._pipelines.finding(verdict.finding)
         self._done(mode, verdict)
         if mode == "train" and verdict.norm is not None:
-            self._run.trained(verdict.loss, verdict.moments)
+            self._run._running.trained(verdict.loss, verdict.moments)
         if mode == "train" and points is not None and len(self.losses) % points.every == 0:
             self._save(points, batch)
         return verdict
@@ -316,16 +312,15 @@ class Trainer:
         at = lost.rank, len(self._results)
         # One that raises again where it raised before would do so for ever.
         is_again = isinstance(lost, StageError) and self._lost and self._lost[-1]["at"] == at
-        points = self._checkpoints
-        if points is None or not self._keeps or not self._left or not lost.rank or lost.kind not in _WORTH_IT or is_again:
+        points, left = self._checkpoints, self._restarts - len(self._lost)
+        if points is None or not self._keeps or not left or not lost.rank or lost.kind not in _WORTH_IT or is_again:
             raise lost
-        self._left -= 1
         played = len(self._results) - self._saved
         step = points.last if points.last is not None else 0
         self._lost.append({"rank": lost.rank, "at": at, "why": super(JobError, lost).__str__(), "step": step, "calls": played})
         print(
             f"pp: rank {lost.rank} is lost: {lost}\npp: all ranks begin again with step {step}, and {played} calls are played again; "
-            f"{self._left} of {self._restarts} restarts are left",
+            f"{left - 1} of {self._restarts} restarts are left",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         del self._results[self._saved :], self.losses[step:]
@@ -350,7 +345,7 @@ class Trainer:
         if self._checkpoints is not None and self._checkpoints.last is not None:
             self._checkpoints.load(stage)
         elif self._weights is not None:
-            load_weights(stage, places_of(self._weights), self._weights)
+            load_weights(stage, self._weights)
 
     def _leaves(self, error: BaseException) -> None:
         """The loop leaves with an error."""
@@ -376,7 +371,7 @@ class Trainer:
                 self._push(Item(self._sent(inputs[microbatch], targets[microbatch])))
             self._push(Item(self._exchange))
         try:
-            return self._meeting.verdict(number, self._goes_on)
+            return self._meeting.verdict(self._goes_on)
         except BaseException as error:
             # The driver must not wait for a loop that has left.
             self._meeting.end(error, self._calls)
@@ -411,42 +406,37 @@ class Trainer:
     def _begin(self, inputs: Tensors, targets: Tensors) -> None:
         terms = self._settings
         if self._pipeline_of is not None:
-            self._pipelines = Pipelines(self._pipeline_of, max(terms.schedule.rank_of) + 1)
+            self._pipelines = Pipelines(self._pipeline_of, max(terms.schedule.rank_of) + 1, terms.reduction)
+            schedule = hashlib.sha256(repr(terms.schedule.actions()).encode()).hexdigest()[:16]
             self._of_job["devices"], self._place = self._pipelines.meet(
-                {**dict(self._agreed()), "schedule": _digest(terms.schedule.actions())},
-                self._of_job["devices"],
-                self._of_job["first_after"] or 1e9,
+                {**dict(self._agreed()), "schedule": schedule}, self._of_job["devices"], self._of_job["first_after"] or 1e9
             )
-            terms = self._settings = replace(terms, first=self._pipelines.number * terms.microbatches)
+            terms.first = self._pipelines.number * terms.microbatches
             if self._pipelines.number > 0:
                 self._of_job.update(report=None, timeline=None, live=None, live_token_file=None)
         placed = placed_at(self._place)
         rank = 0 if placed is None else placed[0]
         # All pipelines have the same weights.
         writes = self._checkpoints if self._pipelines is None or self._pipelines.number == 0 else None
-        self._rank = Rank(rank, terms, writes, self._load, self._own_inputs, self._own_targets, self._timing, self._pipelines)
-        self._rank.first_specs = specs_of_item(Item({f"x{at}": one for at, one in enumerate(inputs)}))
-        exchange = _shapes.exchange_specs(terms.count, terms.microbatches, self._timing)
+        own = specs_of_item(Item({f"x{at}": one for at, one in enumerate(inputs)})) if self._own_inputs else {}
+        self._rank = Rank(rank, terms, writes, self._load, own, self._own_targets, self._timing, self._pipelines)
         microbatch = specs_of_item(Item(self._sent(inputs, targets)))
-        own = self._rank.first_specs if self._own_inputs else {}
         # The other ranks learn of them from the exchange.
-        ties = self._rank.ties({**own, **microbatch}) if rank == 0 and terms.may_tie else []
-        if ties:
-            exchange.update(sums_specs(ties), ties=Spec((len(table_of(ties)),), torch.uint8))
+        ties = self._rank.ties(microbatch) if rank == 0 and terms.may_tie else []
+        exchange = {**self._rank.exchange, **sums_specs(ties)}
         self._exchange = {name: torch.zeros(spec.shape, dtype=_shapes.dtype_of(spec)) for name, spec in exchange.items()}
         if ties:
-            self._exchange["ties"].copy_(table_of(ties))
-        kinds = [microbatch, exchange]
+            self._exchange["ties"] = _shapes.encoded([astuple(one) for one in ties])
         self._job = Job(
             terms.schedule.pipeline,
-            most=kinds,
+            most=[microbatch, specs_of_item(Item(self._exchange))],
             forward=type("Forward", (Forward,), {"of": self._rank}),
             backward=type("Backward", (Backward,), {"of": self._rank}),
-            done=_nothing,
+            done=lambda chunk: None,
             **self._of_job,
         )
         self._start()
-        _close_at_exit(weakref.ref(self))
+        atexit.register(_close, weakref.ref(self))
 
     def _start(self) -> None:
         """Starts the job, the first time or again."""
@@ -454,9 +444,7 @@ class Trainer:
         self._meeting = Meeting(self._rank.rank)
         self._rank.begins(self._meeting)
         self._job.follow(self._settings.schedule, self._agreed(), self._place)
-        flow = _native.Flow(self._settings.microbatches + 1, 2**62, False, False)
-        self._stream = flow.stream(False)
-        flow.end()
+        flow, self._stream = self._job._one_stream(self._settings.microbatches + 1, lends=False)
         run = self._job._begin(flow, None)
         if run is None:
             raise RuntimeError("a trainer must be the first job that its ranks come to")
@@ -476,10 +464,6 @@ class Trainer:
         return [(f"train.{name}", json.dumps(value)) for name, value in about.items()]
 
 
-def _digest(actions: Any) -> str:
-    return hashlib.sha256(repr(actions).encode()).hexdigest()[:16]
-
-
 def _check(checkpoint: Any, every: int | None, resume: bool, restarts: int, pipeline_of: Any) -> None:
     """Refuses what does not go together."""
     if (checkpoint is None) != (every is None) or (every is not None and every < 1):
@@ -497,14 +481,7 @@ def _check(checkpoint: Any, every: int | None, resume: bool, restarts: int, pipe
         )
 
 
-def _nothing(chunk: Any) -> None:
-    """The sink of the job."""
-
-
-def _close_at_exit(trainer: weakref.ref[Trainer]) -> None:
-    def close() -> None:
-        own = trainer()
-        if own is not None:
-            own.close()
-
-    atexit.register(close)
+def _close(trainer: weakref.ref[Trainer]) -> None:
+    own = trainer()
+    if own is not None:
+        own.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections import Counter, deque
@@ -16,15 +15,12 @@ from .._arrays import rows_of
 from .._stages import At, Chunk, Out, Spec, layout_of, specs_of
 from . import _shapes
 from ._checkpoint import Checkpoints
-from ._meeting import Meeting, Turn, Verdict
+from ._meeting import MODES, Meeting, Turn, Verdict
 from ._pipelines import Pipelines
 from ._settings import Settings
 from ._shapes import Specs
-from ._stage import ModelStage, Randomness, Tensors, loss_of, norm_of
-from ._ties import Form, Tied, forms_of, ties_among, ties_in, weights_of
-
-# The modes of a turn, as they travel.
-_MODES = ["train", "evaluate", "look", "save", "tie"]
+from ._stage import ModelStage, Randomness, loss_of, norm_of
+from ._ties import Form, Tied, forms_of, ties_among, weights_of
 
 
 class Rank:
@@ -38,31 +34,32 @@ class Rank:
         settings: Settings,
         checkpoints: Checkpoints | None,
         load: Callable[[ModelStage], None],
-        own_inputs: bool,
+        own_inputs: Specs,
         own_targets: bool,
         timing: bool,
         pipelines: Pipelines | None,
     ) -> None:
         self.rank, self.settings, self.checkpoints, self._load, self.pipelines = rank, settings, checkpoints, load, pipelines
         self._added: Counter[int] = Counter()
+        # The inputs that the rank of stage 0 takes from its own loop, and whether that of the last stage takes targets there.
         self.own_inputs, self.own_targets = own_inputs, own_targets
         self.stages: dict[int, ModelStage] = {}
         self._specs: dict[int, Specs] = {}
         # Of each stage that was made to learn what it makes: its inputs, its outputs and its weights.
         self._learnt: dict[int, tuple[Specs, Specs, dict[str, Form]]] = {}
-        self._splits = {
+        # The backwards that have two parts, by stage and microbatch.
+        self.splits = {
             (stage, microbatch)
             for actions in settings.schedule.actions()
             for stage, op, microbatch in actions
             if op == "W"
         }
-        self._own = [number for number, rank_of in enumerate(settings.schedule.rank_of) if rank_of == rank]
         self._turn: Turn | None = None
         self._left = 0
         self._random = Randomness(torch.device("cpu"))
         self._verdict: Verdict | None = None
-        self.first_specs: Specs = {}
         self.times: Times | None = Times() if timing else None
+        self.exchange = _shapes.exchange_specs(settings.count, settings.microbatches, timing)
 
     def begins(self, meeting: Meeting) -> None:
         """A job begins. What an earlier one left undone is dropped."""
@@ -72,10 +69,6 @@ class Rank:
         for stage in self.stages.values():
             stage.forget()
             self._load(stage)
-
-    def splits(self, stage: int, microbatch: int) -> bool:
-        """Says whether the backward of a microbatch has two parts."""
-        return (stage, microbatch) in self._splits
 
     def stage(self, number: int, device: str) -> ModelStage:
         """A stage of this rank; it is made at the first call."""
@@ -88,48 +81,50 @@ class Rank:
     def turn(self, number: int) -> Turn:
         """The turn that the driver is at. At its first work in it the driver waits for the loop."""
         if self._turn is None or self._turn.number != number:
-            turn = self.meeting.turn(number)
+            turn = self.meeting.turn()
+            assert turn.number == number
             device = torch.device("cpu")
             for stage in self.stages.values() if turn.computes else ():
-                stage.begin(turn.trains)
+                stage.begin(turn.trains, turn.mode == "look")
                 device = stage.device
             self._random = Randomness(device)
-            self._turn, self._left, self._verdict = turn, len(self._own), None
+            self._turn, self._left, self._verdict = turn, self.settings.schedule.rank_of.count(self.rank), None
             self._added.clear()
             if self.pipelines is not None:
                 if number == 0:
                     self.pipelines.begin(self.stages)
-                self.pipelines.turn(number, _MODES.index(turn.mode))
+                self.pipelines.turn(number, turn.mode)
         return self._turn
 
     def added(self, stage: ModelStage, turn: Turn) -> None:
         """A stage has added the gradients of a microbatch. Behind the last one the other pipelines get their sum."""
         self._added[stage.number] += 1
         if self.pipelines is not None and turn.mode == "train" and self._added[stage.number] == self.settings.microbatches:
-            self.pipelines.agree(_MODES)
+            self.pipelines.agree()
             self.pipelines.add(stage)
 
-    def ends(self, number: int, numbers: torch.Tensor, finding: torch.Tensor) -> Verdict:
+    def ends(self, turn: Turn, told: Mapping[str, torch.Tensor]) -> Verdict:
         """What the exchange says of a turn."""
         if self._verdict is None:
-            turn, mode, *rest = numbers.tolist()
-            own = self._turn
-            assert own is not None and turn == number
-            if _MODES[int(mode)] != own.mode:
+            mode = MODES[int(told["mode"])]
+            if mode != turn.mode:
                 raise RuntimeError(
-                    f"rank {self.rank} came to {own.mode!r} where the rank of stage 0 came to {_MODES[int(mode)]!r}: let all ranks "
-                    "run the same loop"
+                    f"rank {self.rank} came to {turn.mode!r} where the rank of stage 0 came to {mode!r}: let all ranks run the same loop"
                 )
-            count = self.settings.count
-            last = count + self.settings.microbatches
-            squares, losses, times = rest[:count], rest[count:last], rest[last:]
-            text = bytes(finding.tolist()).rstrip(b"\0")
-            found = json.loads(text) if text else None
-            norm = norm_of(squares, losses) if own.mode == "train" else None
-            self._verdict = Verdict(loss_of(losses, self.settings.reduction), norm, found, *_times_in(times, self.settings))
+            losses = told["losses"].tolist()
+            norm = norm_of(told["squares"].tolist(), losses) if mode == "train" else None
+            times = told["times"].tolist() if "times" in told else []
+            ops = _shapes.OPS
+            self._verdict = Verdict(
+                loss_of(losses, self.settings.reduction),
+                norm,
+                _shapes.decoded(told["finding"]),
+                {number: {op: one for op, one in zip(ops, of, strict=False) if one > 0} for number, of in enumerate(times)},
+                [moment for of in times for moment in of[len(ops) :]],
+            )
         return self._verdict
 
-    def leaves(self, number: int) -> None:
+    def leaves(self) -> None:
         """A stage has ended a turn. The last one tells the loop."""
         self._left -= 1
         if self._left == 0:
@@ -137,7 +132,7 @@ class Rank:
             if any(stage.device.type == "cuda" for stage in self.stages.values()):
                 torch.cuda.current_stream().synchronize()
             self._random.give_back()
-            self.meeting.tell(number, self._verdict)
+            self.meeting.tell(self._verdict)
 
     # What travels.
 
@@ -145,6 +140,8 @@ class Rank:
         """The tensors behind the forward of a stage. With `learns` it is kept, with what the stage's weights look like."""
         if _shapes.is_exchange(inputs):
             return dict(inputs)
+        if number == 0:
+            inputs = {**self.own_inputs, **inputs}
         self._specs[number] = {name: inputs[name] for name in _shapes.inputs_in(inputs)}
         known = self._learnt.get(number)
         if known is not None and known[0] == inputs:
@@ -173,14 +170,6 @@ class Rank:
         return {f"d{at}": spec for at, spec in enumerate(wanted)}
 
 
-def _times_in(numbers: list[float], settings: Settings) -> tuple[dict[int, dict[str, float]], list[float]]:
-    """The times of each stage, as they travelled: medians, and moments."""
-    ops, size = _shapes.OPS, _shapes.times_of(settings.microbatches)
-    stages = [numbers[at : at + size] for at in range(0, len(numbers), size)]
-    medians = {number: {op: one for op, one in zip(ops, of, strict=False) if one > 0} for number, of in enumerate(stages)}
-    return medians, [moment for of in stages for moment in of[len(ops) :]]
-
-
 class Times:
     """When the actions of this rank's stages were at work: on a CPU by its clock, on a GPU by events of its stream."""
 
@@ -188,43 +177,43 @@ class Times:
         self._seconds: dict[tuple[int, str], deque[float]] = {}
         # Of the latest step, by stage, kind and microbatch.
         self._moments: dict[tuple[int, str, int], tuple[float, float]] = {}
-        self._events: list[tuple[int, str, int, Any, Any]] = []
-        # An event, and when it was.
+        # When an action began and ended, as it was measured.
+        self._measured: list[tuple[int, str, int, Any, Any]] = []
+        # An event of a GPU, and when it was.
         self._base: tuple[Any, float] | None = None
 
     @contextmanager
     def of(self, stage: ModelStage, op: str, microbatch: int) -> Iterator[None]:
         """Measures what a stage does within a `with`."""
-        if stage.device.type == "cuda":
-            if self._base is None:
-                base = torch.cuda.Event(enable_timing=True)
-                base.record()
-                base.synchronize()
-                self._base = base, time.perf_counter()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            yield
-            end.record()
-            self._events.append((stage.number, op, microbatch, start, end))
-        else:
-            begun = time.perf_counter()
-            yield
-            self._add(stage.number, op, microbatch, begun, time.perf_counter())
+        now = self._event if stage.device.type == "cuda" else time.perf_counter
+        begun = now()
+        yield
+        self._measured.append((stage.number, op, microbatch, begun, now()))
 
-    def _add(self, number: int, op: str, microbatch: int, begun: float, ended: float) -> None:
-        self._seconds.setdefault((number, op), deque(maxlen=1000)).append(ended - begun)
-        self._moments[number, op, microbatch] = begun, ended
+    def _event(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        if self._base is None:
+            event.synchronize()
+            self._base = event, time.perf_counter()
+        return event
+
+    def _seconds_of(self, moment: Any) -> float:
+        if self._base is None:
+            return float(moment)
+        base, at = self._base
+        moment.synchronize()
+        return float(at + base.elapsed_time(moment) / 1e3)
 
     def told(self, number: int, microbatches: int) -> list[float]:
         """What travels of a stage: the median of each kind of its actions, 0 of a kind that it does not have, and their moments in
         the latest step. Waits for a GPU.
         """
-        for stage, op, microbatch, start, end in self._events:
-            assert self._base is not None
-            base, at = self._base
-            end.synchronize()
-            self._add(stage, op, microbatch, *(at + base.elapsed_time(event) / 1e3 for event in (start, end)))
-        self._events.clear()
+        for stage, op, microbatch, *moments in self._measured:
+            begun, ended = map(self._seconds_of, moments)
+            self._seconds.setdefault((stage, op), deque(maxlen=1000)).append(ended - begun)
+            self._moments[stage, op, microbatch] = begun, ended
+        self._measured.clear()
         # Of one long ago an event is told less exactly.
         self._base = None
         told = [statistics.median(self._seconds.get((number, op), [0.0])) for op in _shapes.OPS]
@@ -252,19 +241,24 @@ class _Work:
     def _number(cls, at: At) -> int:
         return at.part if cls.is_forward else at.parts - 1 - at.part
 
-    def _at(self, chunk: int) -> tuple[int, int]:
-        return divmod(chunk, self.of.settings.microbatches + 1)
+    def _at(self, chunk: int) -> tuple[Turn, int]:
+        number, microbatch = divmod(chunk, self.of.settings.microbatches + 1)
+        return self.of.turn(number), microbatch
 
     def run(self, chunk: Chunk, out: Out) -> None:
         """Works on a microbatch, or on the exchange."""
-        number, microbatch = self._at(chunk.index)
-        turn = self.of.turn(number)
+        turn, microbatch = self._at(chunk.index)
         if microbatch == self.of.settings.microbatches:
-            self.exchange(number, turn, chunk, out)
-        else:
-            op = "F" if self.is_forward else "I" if self.of.splits(self.number, microbatch) else "B"
+            for name in chunk:
+                out[name].copy_(chunk[name])
+            self.exchange(turn, chunk, out)
+        elif turn.computes if self.is_forward else turn.trains:
+            op = "F" if self.is_forward else "I" if (self.number, microbatch) in self.of.splits else "B"
             with self._timed(turn, op, microbatch):
                 self.work(turn, microbatch, chunk, out)
+        else:
+            for tensor in out.values():
+                tensor.zero_()
 
     def _timed(self, turn: Turn, op: str, microbatch: int) -> AbstractContextManager[None]:
         times = self.of.times
@@ -273,7 +267,7 @@ class _Work:
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         raise NotImplementedError
 
-    def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
+    def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
         raise NotImplementedError
 
 
@@ -285,92 +279,61 @@ class Forward(_Work):
     @classmethod
     def outputs(cls, inputs: Specs, at: At) -> Specs:
         """The tensors that go on."""
-        if at.part == 0 and cls.of.own_inputs and not _shapes.is_exchange(inputs):
-            inputs = {**cls.of.first_specs, **inputs}
         return cls.of.forward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
-        if not turn.computes:
-            _clear(out)
-            return
-        device, names = self.stage.device, tuple(chunk)
-        taken = _shapes.inputs_in(names)
+        device, names, is_last = self.stage.device, tuple(chunk), self.number == self.of.settings.count - 1
+        to_take, to_pass = _shapes.inputs_in(names), _shapes.targets_in(names)
+        # The slot goes back before autograd has read what it keeps.
+        inputs = tuple(chunk[name].clone().requires_grad_(name[0] == "g" and turn.trains) for name in to_take)
         if self.number == 0 and self.of.own_inputs:
-            inputs: Tensors = tuple(one.to(device, copy=True) for one in turn.inputs[microbatch])
-        else:
-            # The slot goes back before autograd has read what it keeps.
-            inputs = tuple(chunk[name].clone() for name in taken)
-            for name, one in zip(taken, inputs, strict=True):
-                one.requires_grad_(name[0] == "g" and turn.trains)
-        is_last = self.number == self.of.settings.count - 1
-        targets: Tensors = ()
+            inputs = tuple(one.to(device, copy=True) for one in turn.inputs[microbatch])
+        targets = tuple(chunk[name].clone() for name in to_pass) if is_last else ()
         if is_last and self.of.own_targets:
             targets = tuple(one.to(device, copy=True) for one in turn.targets[microbatch])
-        elif is_last:
-            targets = tuple(chunk[name].clone() for name in _shapes.targets_in(names))
-        made = self.stage.forward((turn.step, microbatch), inputs, targets, turn.trains, turn.mode == "look")
+        made = self.stage.forward((turn.step, microbatch), inputs, targets)
         if is_last:
             return
         for name, one in zip(_shapes.inputs_in(out), made, strict=True):
             out[name].copy_(one.detach())
-        for name in _shapes.targets_in(names):
+        for name in to_pass:
             out[name].copy_(chunk[name])
 
-    def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
+    def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
         stage, settings, pipelines = self.stage, self.of.settings, self.of.pipelines
         if turn.mode == "save" and self.of.checkpoints is not None:
             # It is stored before the next stage hears of the turn's end, so the verdict says that all are.
             self.of.checkpoints.write(stage, turn.step)
-        numbers, finding = out["numbers"], out["finding"]
-        for name in chunk:
-            if name != "numbers":
-                out[name].copy_(chunk[name])
         if self.number == 0:
-            numbers.zero_()
-            numbers[0], numbers[1] = number, _MODES.index(turn.mode)
-        else:
-            numbers.copy_(chunk["numbers"])
+            out["mode"].fill_(MODES.index(turn.mode))
         if turn.mode == "tie" and "ties" in chunk:
-            stage.tie(ties_in(chunk["ties"]), out)
+            stage.tie([Tied(*row) for row in _shapes.decoded(chunk["ties"])], out)
         if pipelines is not None:
-            pipelines.agree(_MODES)
+            pipelines.agree()
             if turn.mode == "train":
-                pipelines.added(stage, settings.reduction)
+                pipelines.added(stage)
         if turn.trains:
-            numbers[2 + self.number].copy_(stage.squares() + stage.add_tied(out, turn.mode == "look"))
+            out["squares"][self.number] = stage.squares() + stage.add_tied(out)
         if self.number == settings.count - 1 and turn.computes:
             each = (stage.losses[microbatch].double().reshape(()) for microbatch in range(settings.microbatches))
             losses = torch.stack(list(each))
             if pipelines is not None and turn.mode != "look":
-                losses = pipelines.losses(losses, settings.reduction)
-            numbers[2 + settings.count :][: settings.microbatches].copy_(losses)
+                losses = pipelines.losses(losses)
+            out["losses"].copy_(losses)
         if self.of.times is not None:
-            told = torch.tensor(self.of.times.told(self.number, settings.microbatches), dtype=torch.float64)
-            at = 2 + settings.count + settings.microbatches + len(told) * self.number
-            numbers[at : at + len(told)].copy_(told)
-        if turn.mode == "look" and stage.finding is not None:
-            self._add(finding, stage.finding)
-
-    def _add(self, finding: torch.Tensor, own: dict[str, Any]) -> None:
-        """Puts what this stage has found in place of what a stage before has found later."""
-        text = bytes(finding.tolist()).rstrip(b"\0")
-        if text and json.loads(text)["order"] <= own["order"]:
-            return
-        own = {**own, "tensor": own["tensor"][:200]}
-        told = json.dumps(own).encode()[: _shapes.FINDING].ljust(_shapes.FINDING, b"\0")
-        finding.copy_(torch.tensor(list(told), dtype=torch.uint8))
-
-
-def _clear(out: Out) -> None:
-    for tensor in out.values():
-        tensor.zero_()
+            out["times"][self.number] = torch.tensor(self.of.times.told(self.number, settings.microbatches), dtype=torch.float64)
+        if stage.finding is not None:
+            # It takes the place of what a stage before has found later.
+            known = _shapes.decoded(out["finding"])
+            if known is None or known["order"] > stage.finding["order"]:
+                out["finding"].copy_(_shapes.encoded(stage.finding, _shapes.FINDING))
 
 
 class Backward(_Work):
     """The backward of a stage, and its part of the end of a step."""
 
     is_forward = False
-    _ended: tuple[torch.Tensor, torch.Tensor] | None = None
+    _told: Mapping[str, torch.Tensor] = {}
 
     @classmethod
     def outputs(cls, inputs: Specs, at: At) -> Specs:
@@ -378,38 +341,30 @@ class Backward(_Work):
         return cls.of.backward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
-        if not turn.trains:
-            _clear(out)
-            return
-        looks = turn.mode == "look"
         grads = [chunk[f"d{at}"].clone() for at in range(len(list(chunk)))]
-        if self.of.splits(self.number, microbatch):
-            made = self.stage.backward_input(microbatch, grads, looks)
+        if (self.number, microbatch) in self.of.splits:
+            made = self.stage.backward_input(microbatch, grads)
         else:
-            made = self.stage.backward(microbatch, grads, looks)
+            made = self.stage.backward(microbatch, grads)
             self.of.added(self.stage, turn)
         for at, gradient in enumerate(made):
             out[f"d{at}"].copy_(gradient)
 
-    def exchange(self, number: int, turn: Turn, chunk: Chunk, out: Out) -> None:
-        for name in chunk:
-            out[name].copy_(chunk[name])
+    def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
         if turn.mode == "train":
             self.stage.take_tied(chunk)
-        self._ended = chunk["numbers"].clone(), chunk["finding"].clone()
+        self._told = {name: chunk[name].clone() for name in self.of.exchange}
 
     def later(self, chunk: int) -> None:
         """The part of a backward for the weights, and the work of the optimizer behind the exchange."""
-        number, microbatch = self._at(chunk)
-        turn = self.of.turn(number)
+        turn, microbatch = self._at(chunk)
         if microbatch < self.of.settings.microbatches:
             if turn.trains:
                 with self._timed(turn, "W", microbatch):
-                    self.stage.backward_weight(microbatch, turn.mode == "look")
+                    self.stage.backward_weight(microbatch)
                 self.of.added(self.stage, turn)
             return
-        assert self._ended is not None
-        verdict = self.of.ends(number, *self._ended)
+        verdict = self.of.ends(turn, self._told)
         if turn.trains:
             self.stage.apply(verdict.norm)
-        self.of.leaves(number)
+        self.of.leaves()
