@@ -197,6 +197,13 @@ class Bad(nn.Sequential):
     assert error.count("are played again") == 1 and "for good" in error.splitlines()[-1], error
 
 
+def test_a_program_that_fails_behind_the_job_is_lost_and_not_for_ever(film: Film) -> None:
+    after = "\nif RANK:\n    print('behind', file=sys.stderr, flush=True)\n    sys.exit(3)"
+    code, out, error = film.run(KEPT + after, LIVES="5")
+    assert code != 0 and "rank 1: end: ended with exit code 3, behind the job" in error.splitlines()[-1], error
+    assert error.count("behind\n") == 2 and error.count("are played again") == 1, error
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

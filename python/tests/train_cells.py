@@ -216,7 +216,7 @@ def in_world(ranks: int) -> int:
         own.bind(("127.0.0.1", 0))
         port = str(own.getsockname()[1])
     world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PP_JOB_SECRET": "0123456789abcdef" * 2}
-    env = {"PP_FLIGHT_OPS": "0", **os.environ, **world}
+    env = {"PP_FLIGHT_OPS": "0", "PP_HEARTBEAT_MS": "2000", **os.environ, **world}
     started = [subprocess.Popen([sys.executable, *sys.argv], env={**env, "RANK": str(rank)}) for rank in range(ranks)]
     return next(filter(None, [one.wait() for one in started]), 0)
 

@@ -343,7 +343,7 @@ class Pipelines:
         try:
             work.wait()
         except RuntimeError as error:
-            self._wait(lambda: self._lost() is not None, 1.0, checks=False)
+            self._wait(lambda: self._lost() is not None, 5.0, checks=False)
             self.check()
             text = f"a collective between the ranks {self._holders} of the world failed: {error}"
             if self.count > 2:

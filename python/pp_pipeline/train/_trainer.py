@@ -6,7 +6,9 @@ import atexit
 import hashlib
 import json
 import os
+import signal
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -217,6 +219,9 @@ class Trainer:
                 return self._end(None)
         if self._restarts and self._run.is_rank_0:
             self._report()
+        if "PP_SUPERVISOR_PID" in os.environ and threading.current_thread() is threading.main_thread():
+            # Nobody tells this program any more what to do.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _call(self, mode: str, batch: Any) -> Verdict:
         """A call of `step` or `evaluate`. In a rank that was started again it gives what it gave before the last checkpoint."""
@@ -309,9 +314,10 @@ class Trainer:
 
     def _begin_again(self, lost: JobError) -> None:
         """Begins the job again with the last checkpoint where another rank was lost; else raises what it was lost to."""
-        at = lost.rank, len(self._results)
-        # One that raises again where it raised before would do so for ever.
-        is_again = isinstance(lost, StageError) and self._lost and self._lost[-1]["at"] == at
+        at = lost.rank, lost.operation, len(self._results)
+        # One that fails again where it failed before, in a stage or behind the job, would do so for ever.
+        may_repeat = isinstance(lost, StageError) or lost.operation == "end"
+        is_again = may_repeat and self._lost and self._lost[-1]["at"] == at
         points, left = self._checkpoints, self._restarts - len(self._lost)
         if points is None or not self._keeps or not left or not lost.rank or lost.kind not in _WORTH_IT or is_again:
             raise lost
