@@ -183,9 +183,10 @@ impl Job<'_> {
             caller.hears(Arc::clone(&context) as _);
         }
         let is_told = caller.is_some() && context.is_supervised();
-        let hearing = (!is_told)
-            .then(|| take_signals(&context, self.schedule.is_some()))
-            .transpose();
+        // Rank 0 of its own process ends with the job.
+        let goes_on = self.schedule.is_some() && !is_first;
+        let hearing = (!is_told).then(|| take_signals(&context, goes_on));
+        let hearing = hearing.transpose();
         let hearing = hearing.context("cannot handle signals")?;
         match (caller, hearing) {
             // A driver that is left behind takes none.

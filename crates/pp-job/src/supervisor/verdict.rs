@@ -191,9 +191,14 @@ impl Ends {
 
     /// How rank 0 ended, if the work is done: then it had everything of the other ranks.
     pub(super) fn is_done(&self) -> Option<&End> {
-        let has_reported = |rank| self.told().iter().any(|(_, reporter, _)| *reporter == rank);
+        self.good_rank_0().filter(|_| self.is_finished)
+    }
+
+    /// How rank 0 ended, if it ended well and reported no fault.
+    fn good_rank_0(&self) -> Option<&End> {
+        let has_reported = (self.told().iter()).any(|(_, reporter, _)| *reporter == RANK_0);
         let rank_0 = self.ends.iter().find(|end| end.rank == RANK_0)?;
-        (self.is_finished && rank_0.is_good() && !has_reported(RANK_0)).then_some(rank_0)
+        (rank_0.is_good() && !has_reported).then_some(rank_0)
     }
 
     /// A program of another rank did not end well behind the job.
@@ -264,8 +269,7 @@ pub(super) fn verdict(job: &Ends) -> Verdict {
             None => job.behind().unwrap_or(Verdict::Done),
         };
     }
-    let rank_0 = ends.iter().find(|end| end.rank == RANK_0);
-    let rank_0 = rank_0.filter(|end| end.is_good() && !has_reported(RANK_0));
+    let rank_0 = job.good_rank_0();
     // A rank that did not handle signals yet is ended by one, and its peers report that it is gone.
     let is_reported = reports
         .iter()
