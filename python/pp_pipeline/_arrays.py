@@ -169,6 +169,7 @@ class Views(Mapping[str, Any]):
                 continue
             self._views[name] = made = view(memory, dtype, shape, offset, size, writes)
             self._tensors[name] = made.tensor
+        self._names = tuple(self._tensors)
         # With the user of the dict.
         for made in self._views.values():
             made.users = made.count()

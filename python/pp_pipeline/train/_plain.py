@@ -71,7 +71,8 @@ def _squares(
             for stage in model:
                 needs = [stage.number > 0 and one.requires_grad for one in tensors]
                 own = tuple(one.detach().clone().requires_grad_(need) for one, need in zip(tensors, needs, strict=True))
-                tensors = stage.forward((step, microbatch), own, targets[microbatch])
+                with torch.enable_grad():
+                    tensors = stage.forward((step, microbatch), own, targets[microbatch])
         grads: dict[int, list[torch.Tensor]] = {microbatch: [] for microbatch in range(len(inputs))}
         for stage in reversed(model):
             grads = {microbatch: stage.backward(microbatch, grads[microbatch]) for microbatch in order[stage.number]}

@@ -9,7 +9,7 @@ import torch
 
 from .. import _native
 from ._shapes import Tensors, tensors_in
-from ._stage import ModelStage, Randomness, seed_of, seed_with
+from ._stage import ModelStage, Randomness, seed_of
 from ._ties import set_apart
 
 Optimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -59,13 +59,10 @@ class Settings:
         self.microbatches, self.seed, self.reduction, self.clip = microbatches, seed, reduction, clip
         self.stages, self.loss, self.optimizer, self.scheduler = stages, loss, optimizer, scheduler
         self.names = names or _named
+        # The stages of the model.
+        self.count = len(self.schedule.rank_of)
         # Where the microbatches of this pipeline begin among those of all pipelines.
         self.first = 0
-
-    @property
-    def count(self) -> int:
-        """The stages of the model."""
-        return len(self.schedule.rank_of)
 
     @property
     def may_tie(self) -> bool:
@@ -76,7 +73,7 @@ class Settings:
         """What `stages` gives, its random numbers drawn by seed and number."""
         # No step has this number.
         own = Randomness(torch.device("cpu"))
-        seed_with(seed_of(self.seed, 2**63, number, 0), torch.device("cpu"))
+        torch.default_generator.manual_seed(seed_of(self.seed, 2**63, number, 0))
         try:
             return self.stages(number)
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,17 +26,18 @@ FINDING = 2560
 OPS = "FIWB"
 
 
-def inputs_in(names: Iterable[str]) -> list[str]:
+@functools.cache
+def inputs_in(names: tuple[str, ...]) -> list[str]:
     """The names of a stage's inputs among these, by their places."""
-    return _by_place(tuple(names), "gx")
-
-
-def targets_in(names: Iterable[str]) -> list[str]:
-    """The names of the targets among these."""
-    return _by_place(tuple(names), "t")
+    return _by_place(names, "gx")
 
 
 @functools.cache
+def targets_in(names: tuple[str, ...]) -> list[str]:
+    """The names of the targets among these."""
+    return _by_place(names, "t")
+
+
 def _by_place(names: tuple[str, ...], letters: str) -> list[str]:
     return sorted((name for name in names if name[0] in letters), key=lambda name: int(name[1:]))
 
@@ -79,6 +80,8 @@ def dtype_of(spec: Spec) -> torch.dtype:
 
 def tensors_in(given: Any, says: str, remedy: str) -> Tensors:
     """A tensor, or several, as a tuple."""
+    if isinstance(given, torch.Tensor):
+        return (given,)
     tensors = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise TypeError(f"{says} {type(given).__name__}: {remedy} a tensor, or a tuple of tensors")
@@ -98,7 +101,7 @@ def outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec]) 
         device = own[0][1].device if own else None
         inputs = [
             torch.empty(specs[name].shape, dtype=dtype_of(specs[name]), requires_grad=name[0] == "g", device=device)
-            for name in inputs_in(specs)
+            for name in inputs_in(tuple(specs))
         ]
         try:
             with torch.enable_grad():

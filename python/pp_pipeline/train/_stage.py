@@ -6,7 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,22 +23,31 @@ _FLAT = 32 << 20
 
 
 def seed_of(seed: int, step: int, stage: int, microbatch: int) -> int:
-    """The seed of a forward. All numbers take part, by the mixing of splitmix64 (Steele et al. 2014)."""
-    mixed = seed
-    for number in (step, stage, microbatch):
-        mixed = (mixed + 0x9E3779B97F4A7C15 * (number + 1)) % 2**64
-        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
-        mixed ^= mixed >> 31
-    return mixed % 2**63
+    """The seed of a forward. All numbers take part."""
+    return _mixed(_mixed_of_stage(seed, step, stage), microbatch) % 2**63
 
 
-def seed_with(seed: int, device: torch.device) -> None:
-    """Sets PyTorch's random numbers."""
-    torch.default_generator.manual_seed(seed)
+@functools.lru_cache
+def _mixed_of_stage(seed: int, step: int, stage: int) -> int:
+    return _mixed(_mixed(seed, step), stage)
+
+
+def _mixed(mixed: int, number: int) -> int:
+    """The mixing of splitmix64 (Steele et al. 2014)."""
+    mixed = (mixed + 0x9E3779B97F4A7C15 * (number + 1)) % 2**64
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+    return mixed ^ (mixed >> 31)
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    """What PyTorch's random numbers come from, in work on this device."""
+    generators = [torch.default_generator]
     if device.type == "cuda":
         number = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[number].manual_seed(seed)
+        torch.cuda.init()
+        generators.append(torch.cuda.default_generators[number])
+    return generators
 
 
 class Randomness:
@@ -66,6 +75,7 @@ class ModelStage:
             raise TypeError(f"stages({number}) gave {module!r}: it must give a torch.nn.Module")
         self.number, self._is_last, self._settings, self.device = number, is_last, settings, device
         self.module = module.to(device)
+        self._generators = _generators(device)
         self._params = [p for p in self.module.parameters() if p.requires_grad]
         # All weights by their names in the whole model, and those that other stages have, too.
         self.weights = weights_of(number, self.module, settings.names)
@@ -102,7 +112,9 @@ class ModelStage:
             p.grad = None
 
     def begin(self, trains: bool, looks: bool) -> None:
-        """A step begins, or an evaluation. With `looks` the first tensor that is not finite is kept in `finding`."""
+        """A step begins, or an evaluation; the caller lets PyTorch record gradients or not. With `looks` the first tensor that is not
+        finite is kept in `finding`.
+        """
         self._trains, self._looks = trains, looks
         self.losses.clear()
         self.finding = None
@@ -112,18 +124,24 @@ class ModelStage:
     def forward(self, at: tuple[int, int], inputs: Tensors, targets: Tensors) -> Tensors:
         """Runs step and microbatch `at`. Gives what goes on; of the last stage nothing. Sets PyTorch's random numbers."""
         step, microbatch = at
-        seed_with(seed_of(self._settings.seed, step, self.number, self._settings.first + microbatch), self.device)
-        with nullcontext() if torch.is_grad_enabled() is self._trains else torch.set_grad_enabled(self._trains):
-            with _checkpoints() if self._is_new and self._trains else nullcontext() as checkpoints:
+        seed = seed_of(self._settings.seed, step, self.number, self._settings.first + microbatch)
+        for generator in self._generators:
+            generator.manual_seed(seed)
+        checkpoints: list[bool] | None = None
+        if self._is_new and self._trains:
+            with _checkpoints() as checkpoints:
                 made = self.module(*inputs)
-            outputs = outputs_in(made, self.number)
-            if self._is_last:
-                loss = self._settings.loss(made, *targets)
-                if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                    raise TypeError(f"loss gave {loss!r}: it gives a tensor of one number")
-                self.losses[microbatch] = loss.detach()
-                outputs = (loss,)
-        self._look(0, microbatch, (("loss" if self._is_last else f"output {at}", output) for at, output in enumerate(outputs)))
+        else:
+            made = self.module(*inputs)
+        outputs = outputs_in(made, self.number)
+        if self._is_last:
+            loss = self._settings.loss(made, *targets)
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise TypeError(f"loss gave {loss!r}: it gives a tensor of one number")
+            self.losses[microbatch] = loss.detach()
+            outputs = (loss,)
+        if self._looks:
+            self._look(0, microbatch, (("loss" if self._is_last else f"output {at}", output) for at, output in enumerate(outputs)))
         if self._trains:
             if checkpoints is not None:
                 self._is_whole, self._is_new = bool(checkpoints) or _is_compiled(outputs), False
@@ -138,7 +156,8 @@ class ModelStage:
             torch.autograd.backward(roots, came)
         wanted = [tensor for tensor in inputs if tensor.requires_grad]
         made = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in wanted]
-        self._look_behind(microbatch, made)
+        if self._looks:
+            self._look_behind(microbatch, made)
         return made
 
     def backward_input(self, microbatch: int, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -158,7 +177,8 @@ class ModelStage:
         self._kept.pop(microbatch)
         self._undone[microbatch] = groups
         whole = [torch.zeros_like(tensor) if grad is None else grad for tensor, grad in zip(wanted, made, strict=True)]
-        self._look(1, microbatch, ((f"gradient of input {at}", grad) for at, grad in enumerate(whole)))
+        if self._looks:
+            self._look(1, microbatch, ((f"gradient of input {at}", grad) for at, grad in enumerate(whole)))
         return whole
 
     def backward_weight(self, microbatch: int) -> None:
@@ -168,15 +188,14 @@ class ModelStage:
             self.backward(microbatch, undone)
         elif undone is not None:
             backward_weight(self._params, undone)
-        self._look_behind(microbatch, [])
+        if self._looks:
+            self._look_behind(microbatch, [])
 
     def _roots(self, outputs: Tensors, grads: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
         roots = [output for output in outputs if output.requires_grad]
         return roots, None if self._is_last else list(grads)
 
     def _look_behind(self, microbatch: int, made: Sequence[torch.Tensor]) -> None:
-        if not self._looks:
-            return
         also = {id(self.weights[name]): f" (tied: {name!r})" for name in self._ties}
         weights = self.module.named_parameters()
         named = [(f"gradient of {name}{also.get(id(p), '')}", p.grad) for name, p in weights if p.grad is not None]
@@ -184,7 +203,7 @@ class ModelStage:
 
     def _look(self, kind: int, microbatch: int, tensors: Any) -> None:
         """Keeps the first tensor that is not finite, as `NotFiniteError` tells it."""
-        for name, tensor in tensors if self._looks else ():
+        for name, tensor in tensors:
             if self.finding is None and tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 order = [kind, microbatch, -self.number if kind else self.number]
                 self.finding = {"order": order, "stage": self.number, "microbatch": microbatch, "tensor": name[:200]}
@@ -248,7 +267,8 @@ class ModelStage:
                 count += 1
             if tied.stages[-1] == self.number:
                 total += values.double().square().sum()
-                self._look(2, self._settings.microbatches - 1, [(f"sum of the gradients of tied weight {name!r}", values)])
+                if self._looks:
+                    self._look(2, self._settings.microbatches - 1, [(f"sum of the gradients of tied weight {name!r}", values)])
         return total
 
     def take_tied(self, sums: Any) -> None:

@@ -84,6 +84,7 @@ class Rank:
             turn = self.meeting.turn()
             assert turn.number == number
             device = torch.device("cpu")
+            torch.set_grad_enabled(turn.trains)
             for stage in self.stages.values() if turn.computes else ():
                 stage.begin(turn.trains, turn.mode == "look")
                 device = stage.device
@@ -98,8 +99,10 @@ class Rank:
 
     def added(self, stage: ModelStage, turn: Turn) -> None:
         """A stage has added the gradients of a microbatch. Behind the last one the other pipelines get their sum."""
+        if self.pipelines is None:
+            return
         self._added[stage.number] += 1
-        if self.pipelines is not None and turn.mode == "train" and self._added[stage.number] == self.settings.microbatches:
+        if turn.mode == "train" and self._added[stage.number] == self.settings.microbatches:
             self.pipelines.agree()
             self.pipelines.add(stage)
 
@@ -142,7 +145,7 @@ class Rank:
             return dict(inputs)
         if number == 0:
             inputs = {**self.own_inputs, **inputs}
-        self._specs[number] = {name: inputs[name] for name in _shapes.inputs_in(inputs)}
+        self._specs[number] = {name: inputs[name] for name in _shapes.inputs_in(tuple(inputs))}
         known = self._learnt.get(number)
         if known is not None and known[0] == inputs:
             return known[1]
@@ -150,7 +153,7 @@ class Rank:
         if is_last and not learns:
             return {}
         module = self.stages[number].module if number in self.stages else self.settings.module(number)
-        targets = {name: inputs[name] for name in _shapes.targets_in(inputs)}
+        targets = {name: inputs[name] for name in _shapes.targets_in(tuple(inputs))}
         outputs = {} if is_last else {**_shapes.outputs_of(number, module, inputs), **targets}
         if learns:
             self._learnt[number] = dict(inputs), outputs, forms_of(weights_of(number, module, self.settings.names))
@@ -253,6 +256,9 @@ class _Work:
                 out[name].copy_(chunk[name])
             self.exchange(turn, chunk, out)
         elif turn.computes if self.is_forward else turn.trains:
+            if self.of.times is None:
+                self.work(turn, microbatch, chunk, out)
+                return
             op = "F" if self.is_forward else "I" if (self.number, microbatch) in self.of.splits else "B"
             with self._timed(turn, op, microbatch):
                 self.work(turn, microbatch, chunk, out)
@@ -282,10 +288,10 @@ class Forward(_Work):
         return cls.of.forward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
-        device, names, is_last = self.stage.device, tuple(chunk), self.number == self.of.settings.count - 1
-        to_take, to_pass = _shapes.inputs_in(names), _shapes.targets_in(names)
+        device, is_last, trains = self.stage.device, self.number == self.of.settings.count - 1, turn.trains
+        to_take, to_pass = _shapes.inputs_in(chunk._names), _shapes.targets_in(chunk._names)
         # The slot goes back before autograd has read what it keeps.
-        inputs = tuple(chunk[name].clone().requires_grad_(name[0] == "g" and turn.trains) for name in to_take)
+        inputs = tuple([chunk[name].clone().requires_grad_(trains and name[0] == "g") for name in to_take])
         if self.number == 0 and self.of.own_inputs:
             inputs = tuple(one.to(device, copy=True) for one in turn.inputs[microbatch])
         targets = tuple(chunk[name].clone() for name in to_pass) if is_last else ()
@@ -294,7 +300,7 @@ class Forward(_Work):
         made = self.stage.forward((turn.step, microbatch), inputs, targets)
         if is_last:
             return
-        for name, one in zip(_shapes.inputs_in(out), made, strict=True):
+        for name, one in zip(_shapes.inputs_in(out._names), made, strict=True):
             out[name].copy_(one.detach())
         for name in to_pass:
             out[name].copy_(chunk[name])
@@ -329,6 +335,7 @@ class Forward(_Work):
                 out["finding"].copy_(_shapes.encoded(stage.finding, _shapes.FINDING))
 
 
+
 class Backward(_Work):
     """The backward of a stage, and its part of the end of a step."""
 
@@ -341,14 +348,14 @@ class Backward(_Work):
         return cls.of.backward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
-        grads = [chunk[f"d{at}"].clone() for at in range(len(list(chunk)))]
+        grads = [chunk[name].clone() for name in chunk._names]
         if (self.number, microbatch) in self.of.splits:
             made = self.stage.backward_input(microbatch, grads)
         else:
             made = self.stage.backward(microbatch, grads)
             self.of.added(self.stage, turn)
-        for at, gradient in enumerate(made):
-            out[f"d{at}"].copy_(gradient)
+        for name, gradient in zip(out._names, made, strict=True):
+            out[name].copy_(gradient)
 
     def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
         if turn.mode == "train":
