@@ -281,6 +281,7 @@ class Forward(_Work):
     """The forward of a stage."""
 
     is_forward = True
+    _squares: torch.Tensor | None = None
 
     @classmethod
     def outputs(cls, inputs: Specs, at: At) -> Specs:
@@ -319,7 +320,8 @@ class Forward(_Work):
             if turn.mode == "train":
                 pipelines.added(stage)
         if turn.trains:
-            out["squares"][self.number] = stage.squares() + stage.add_tied(out)
+            squares, self._squares = self._squares, None
+            out["squares"][self.number] = (stage.squares() if squares is None else squares) + stage.add_tied(out)
         if self.number == settings.count - 1 and turn.computes:
             each = (stage.losses[microbatch].double().reshape(()) for microbatch in range(settings.microbatches))
             losses = torch.stack(list(each))
@@ -334,6 +336,11 @@ class Forward(_Work):
             if known is None or known["order"] > stage.finding["order"]:
                 out["finding"].copy_(_shapes.encoded(stage.finding, _shapes.FINDING))
 
+
+    def later(self, chunk: int) -> None:
+        """What can be done of the exchange before it comes: other pipelines add to the gradients until then."""
+        if self._at(chunk)[0].trains and self.of.pipelines is None:
+            self._squares = self.stage.squares()
 
 
 class Backward(_Work):

@@ -123,7 +123,9 @@ impl Schedule {
 
     /// As [`Schedule::runnable`], and each step ends with one chunk more, the *exchange*. It goes forward through all stages
     /// once they have done all else, and back. So what stage 0 sends comes to all others, the last stage knows of all, and
-    /// what it says comes to all. Behind that each stage does what it has put off of this chunk: the work of its optimizer.
+    /// what it says comes to all. In front of it each forward does what it has put off of the last microbatch: it sums up the
+    /// gradients while other ranks still work. Behind it each backward does what it has put off of the exchange: the work of
+    /// the optimizer.
     ///
     /// # Errors
     /// As [`Schedule::runnable`].
@@ -179,8 +181,14 @@ impl Schedule {
         let forward = own.iter().map(|at| 1 + at);
         let backward = own.iter().rev().map(|at| 2 * stages - at);
         let task = |stage| Task { stage, chunk };
+        let last = |stage| Task {
+            stage,
+            chunk: chunk.saturating_sub(1),
+        };
+        let sums = forward.clone().map(last).map(Turn::Later);
         let runs = forward.chain(backward.clone()).map(task).map(Turn::Run);
-        runs.chain(backward.map(task).map(Turn::Later)).collect()
+        let optimizers = backward.map(task).map(Turn::Later);
+        sums.chain(runs).chain(optimizers).collect()
     }
 
     /// The slots that the edge to stage 0 needs: data come in order, and what is run first may wait for those before it.
@@ -301,8 +309,10 @@ mod tests {
         let task = |stage| Task { stage, chunk: 2 };
         for (order, [first, second]) in trained.orders.iter().zip([[1, 4], [2, 3]]) {
             let back = [9 - second, 9 - first];
+            let sums = [first, second].map(|stage| Turn::Later(Task { stage, chunk: 1 }));
             let runs = [first, second, back[0], back[1]].map(|at| Turn::Run(task(at)));
-            let last = [runs.to_vec(), back.map(|at| Turn::Later(task(at))).to_vec()].concat();
+            let optimizers = back.map(|at| Turn::Later(task(at)));
+            let last = [&sums[..], &runs, &optimizers].concat();
             assert!(order.turns().ends_with(&last), "{:?}", order.turns());
         }
     }
