@@ -278,6 +278,8 @@ class StageCall:
         self._in, self._out = Slots(Chunk, arrays, False), Slots(Out, arrays, True)
         self._under = inference(stage, arrays)
         self._checks = getattr(stage, "_is_checked", True)
+        # On a GPU: its results go on once its work is issued.
+        self.is_ahead = getattr(stage, "_is_ahead", False)
 
     def call(self, memory: Memory | None, layout: Layout, out: Memory | None, at: _At, notes: _Notes) -> Layout:
         note, past = notes

@@ -60,12 +60,13 @@ impl Schedule {
 }
 
 impl Schedule {
-    /// One slot more than it needs: with as many as it needs, a rank makes no result while the one before is in use.
+    /// Two slots more than it needs. With as many as it needs, a rank makes no result while the one before is in use, and a rank
+    /// that issues work to a device returns a slot only behind that.
     fn of(name: &str, listed: Listed) -> PyResult<Self> {
         let report = listed
             .check(Limits::default())
             .map_err(|error| refused(&error))?;
-        let slots = report.slots_per_edge.max(1) + 1;
+        let slots = report.slots_per_edge.max(1) + 2;
         let runnable = listed.trainable(slots).map_err(|error| refused(&error))?;
         Ok(Self {
             name: name.into(),

@@ -234,6 +234,8 @@ class _Work:
     arrays = "torch"
     # Gradients are recorded, no mode of inference is on, and what autograd keeps is a copy: nothing is to check behind a call.
     inference = _is_checked = False
+    # A driver that issues the next action sends nothing meanwhile, so the results of this one must be on their way before.
+    _is_ahead = True
     is_forward: bool
 
     def __init__(self, at: At) -> None:
