@@ -1,9 +1,10 @@
 """What training costs: each figure beside its limit. docs/training.md has the commands.
 
-`simulate` runs each schedule on two ranks of one thread, and compares a step with `pp schedule simulate` for the run's own times of the
-actions. `host` gives what an action costs beyond the same calls of PyTorch. `torch` trains the same modules with
+`simulate` runs each schedule on two ranks of one thread, and compares each step with `pp schedule simulate` for the times that the actions
+of this step took. `host` gives what an action costs beyond the same calls of PyTorch. `torch` trains the same modules with
 torch.distributed.pipelining over gloo, in turn. `memory` compares the most memory of a rank with what its schedule holds at once.
-`host` and `memory` take `--device cuda:0`.
+`host` and `memory` take `--device cuda:0`. `gpus` takes two GPUs, with tensors of 22 MB between them: a step without the optimizer over
+what its actions take, over the simulation, and beside torch.distributed.pipelining over NCCL.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,10 @@ KINDS = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "interleaved-zb": 2, "zbv": 2}
 MICROBATCHES, ROWS, WIDTH, WARM_UP = 8, 512, 512, 6
 LARGE = 512, 256, 40
 """Rows, width and layers where memory is measured: most of it is activations."""
+ON_GPUS = 2700, 4096, torch.bfloat16
+"""Rows, width and type between two GPUs: 22 MB."""
+GPUS_MUST = {"gpipe": 1.135, "1f1b": 1.14, "interleaved": 1.08, "interleaved-zb": 1.05}
+"""A step over what its actions take, at forwards of 5 ms."""
 
 
 def stage(layers: int, width: int = WIDTH) -> nn.Module:
@@ -46,24 +52,36 @@ def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, 1e-3)
 
 
-def layers_of(seconds: float) -> int:
-    """Layers whose forward takes this long on one thread."""
-    net, x, took = stage(8), torch.randn(ROWS, WIDTH), []
+def layers_of(seconds: float, device: str = "cpu") -> int:
+    """Layers whose forward takes this long, on a CPU with one thread."""
+    rows, width, dtype = ON_GPUS if device != "cpu" else (ROWS, WIDTH, torch.float32)
+    net, x, took = stage(8, width).to(device, dtype), torch.randn(rows, width, device=device, dtype=dtype), []
     for _ in range(10):
         begun = time.perf_counter()
         net(x)
+        settle(device)
         took.append(time.perf_counter() - begun)
-    return max(1, round(1.1 * seconds / statistics.median(took) * 8))
+    return max(1, round((1.1 if device == "cpu" else 1) * seconds / statistics.median(took) * 8))
 
 
-def steps_of(step: Any, count: int) -> list[float]:
-    """How long each step takes, without the first ones."""
+def steps_of(step: Any, count: int, behind: Any = lambda: None, warm_up: int = WARM_UP) -> list[float]:
+    """How long each step takes, without the first ones. `behind` is called behind each."""
     took = []
-    for _ in range(WARM_UP + count):
+    for _ in range(warm_up + count):
         begun = time.perf_counter()
         step()
         took.append(time.perf_counter() - begun)
-    return took[WARM_UP:]
+        behind()
+    return took[warm_up:]
+
+
+def costs_in(trainer: train.Trainer) -> list[list[float]]:
+    """The mean seconds of F, of I or B, and of W, of each stage in the last step; W is 0 where all are B."""
+    verdict = trainer._verdict
+    assert verdict is not None
+    moments = torch.tensor(verdict.moments).view(-1, MICROBATCHES, 3, 2)
+    costs: list[list[float]] = (moments[..., 1] - moments[..., 0]).mean(1).tolist()
+    return costs
 
 
 def ours(args: argparse.Namespace) -> None:
@@ -73,9 +91,10 @@ def ours(args: argparse.Namespace) -> None:
         args.kind, ranks=2, stages_per_rank=KINDS[args.kind], microbatches=MICROBATCHES, stages=lambda _: stage(args.layers),
         loss=nn.functional.mse_loss, optimizer=sgd, timing=True,
     ) as trainer:  # fmt: skip
-        took = steps_of(lambda: trainer.step(data), args.steps)
+        costs: list[Any] = []
+        took = steps_of(lambda: trainer.step(data), args.steps, lambda: costs.append(costs_in(trainer)))
         if 0 in trainer.modules:
-            print(json.dumps({"steps": took, "times": trainer.times()}), flush=True)
+            print(json.dumps({"steps": took, "costs": costs[WARM_UP:]}), flush=True)
 
 
 def theirs(args: argparse.Namespace) -> None:
@@ -99,6 +118,118 @@ def theirs(args: argparse.Namespace) -> None:
     torch.distributed.destroy_process_group()
 
 
+def length_of(trainer: train.Trainer) -> float:
+    """The seconds from the start of the first action of the last step to the end of the last."""
+    verdict = trainer._verdict
+    assert verdict is not None
+    moments = [moment for moment in verdict.moments if moment > 0]
+    return max(moments) - min(moments)
+
+
+class Still(torch.optim.SGD):
+    """An optimizer that moves nothing."""
+
+    def step(self, closure: Any = None) -> None:
+        pass
+
+
+def stage_on(rank: int, layers: int) -> nn.Module:
+    """A stage that is made on the GPU of its rank."""
+    _, width, dtype = ON_GPUS
+    with torch.device("cuda", rank):
+        return stage(layers, width).to(dtype)
+
+
+def on_gpus(args: argparse.Namespace) -> None:
+    """A rank of ours on its GPU. Rank 0 prints what it has measured."""
+    (rows, width, dtype), rank = ON_GPUS, int(os.environ["RANK"])
+    data = [one.to(dtype) for one in batch(rows, width, f"cuda:{rank}")]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        with train.Trainer(
+            args.kind, ranks=2, stages_per_rank=KINDS[args.kind], microbatches=MICROBATCHES,
+            stages=lambda _: stage_on(rank, args.layers), loss=nn.functional.mse_loss,
+            optimizer=lambda params: Still(params, 0.0), devices=["cuda:0", "cuda:1"], own_inputs=True, own_targets=True, timing=True,
+            report=str(report) if rank == 0 else None,
+        ) as trainer:  # fmt: skip
+            costs: list[Any] = []
+            took = steps_of(lambda: trainer.step(data), args.steps, lambda: costs.append((costs_in(trainer), length_of(trainer))))
+        if rank == 0:
+            cause = json.loads(report.read_text())["measures"]["training"]["cause"]
+            print(json.dumps({"steps": took, "costs": costs[WARM_UP:], "cause": cause}), flush=True)
+
+
+def theirs_on_gpus(args: argparse.Namespace) -> None:
+    """A rank of PyTorch's on its GPU."""
+    from torch.distributed import pipelining
+
+    (rows, width, dtype), rank = ON_GPUS, int(os.environ["RANK"])
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl", device_id=device)
+    inputs, targets = (one.to(dtype) for one in batch(rows, width, str(device)))
+    count = KINDS[args.kind]
+    own = [stage_on(rank, args.layers) for _ in range(count)]
+    stages = [pipelining.PipelineStage(module, rank + 2 * at, 2 * count, device) for at, module in enumerate(own)]
+    made = {
+        "gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B, "interleaved": pipelining.ScheduleInterleaved1F1B,
+        "interleaved-zb": pipelining.ScheduleInterleavedZeroBubble,
+    }  # fmt: skip
+    schedule = made[args.kind](stages if count > 1 else stages[0], MICROBATCHES, loss_fn=nn.functional.mse_loss)
+
+    def step() -> None:
+        schedule.step(*[inputs][:1 - rank], **({"target": targets, "losses": []} if rank else {}))
+        torch.cuda.synchronize()
+
+    def cleared() -> None:
+        step()
+        for module in own:
+            module.zero_grad()
+
+    took = steps_of(cleared, args.steps)
+    if rank == 0:
+        print(json.dumps({"steps": took}), flush=True)
+    torch.distributed.destroy_process_group()
+
+
+def gpus(args: argparse.Namespace) -> None:
+    rows, width, dtype = ON_GPUS
+    here, there = (torch.empty(rows, width, dtype=dtype, device=f"cuda:{rank}") for rank in range(2))
+    copies = []
+    for _ in range(50):
+        begun = time.perf_counter()
+        there.copy_(here)
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+        copies.append(time.perf_counter() - begun)
+    transfer = statistics.median(copies)
+    print(f"a copy of {here.nbytes / 1e6:.1f} MB from GPU to GPU: {transfer * 1e6:.0f} us", flush=True)
+    all_layers = {milliseconds: layers_of(milliseconds / 1e3, "cuda:0") for milliseconds in (5, 1)}
+    del here, there
+    torch.cuda.empty_cache()
+    for milliseconds, layers in all_layers.items():
+        print(
+            f"{milliseconds} ms, {layers} layers: ms of a step; over its actions (must be), over its simulation (must be "
+            f"{1.01 if milliseconds == 5 else 1.02}), by the clock over its actions; PyTorch over these actions",
+            flush=True,
+        )  # fmt: skip
+        for kind, must in GPUS_MUST.items():
+            each = max(1, round(layers / KINDS[kind]))
+            for _ in range(args.times):
+                run = measured("on_gpus", kind, each, args.steps, "cuda")[0]
+                other = statistics.median(measured("theirs_on_gpus", kind, each, args.steps, "cuda")[0]["steps"])
+                rows = []
+                for took, (costs, step) in zip(run["steps"], run["costs"]):
+                    ideal = sum(map(sum, costs)) * MICROBATCHES / 2
+                    rows.append((step / ideal, step / simulated(args.pp, kind, costs, transfer), took / ideal, other / ideal, step * 1e3))
+                over, of_simulation, by_clock, theirs, step = sorted(rows)[len(rows) // 2]
+                print(
+                    f"{kind:<16}{step:>9.2f}{over:>8.4f} ({must if milliseconds == 5 else '-'}){of_simulation:>9.4f}{by_clock:>8.4f}"
+                    f"{theirs:>9.4f}   {run['cause']}",
+                    flush=True,
+                )  # fmt: skip
+
+
 def measured(case: str, kind: str, layers: int, steps: int, device: str = "cpu") -> list[Any]:
     """Runs this file on two ranks of one thread. Gives what they have measured."""
     command = [sys.executable, __file__, case, "--kind", kind, "--layers", str(layers), "--steps", str(steps), "--device", device]
@@ -107,9 +238,11 @@ def measured(case: str, kind: str, layers: int, steps: int, device: str = "cpu")
         with socket.socket() as own:
             own.bind(("127.0.0.1", 0))
             world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own.getsockname()[1])}
+    if world:
+        world["PP_JOB_SECRET"] = "0123456789abcdef" * 2
     if case == "kept":
         # Large tensors go back to the system at once.
-        world |= {"PP_JOB_SECRET": "0123456789abcdef" * 2, "MALLOC_MMAP_THRESHOLD_": "65536"}
+        world["MALLOC_MMAP_THRESHOLD_"] = "65536"
     ranks = [{**world, "RANK": str(rank)} for rank in range(2)] if world else [{}]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **own}) for own in ranks]
     said = [one.communicate()[0] for one in started]
@@ -118,17 +251,12 @@ def measured(case: str, kind: str, layers: int, steps: int, device: str = "cpu")
     return [json.loads(line) for line in "".join(said).splitlines() if line.startswith("{")]
 
 
-def simulated(program: str, kind: str, times: dict[str, dict[str, float]]) -> float:
-    """The seconds of a step by the simulator, for these times of the actions of each stage."""
-    costs: dict[str, list[float]] = {"F": [], "I": [], "W": []}
-    for number in range(len(times)):
-        of = times[str(number)]
-        half = of.get("B", 0.0) / 2
-        for op, default in (("F", 0.0), ("I", half), ("W", half)):
-            costs[op].append(of.get(op, default))
+def simulated(program: str, kind: str, costs: list[list[float]], transfer: float = 0.0) -> float:
+    """The seconds of a step by the simulator, for actions and transfers that take so long."""
     command = [program, "schedule", "simulate", kind, "--ranks=2", f"--stages-per-rank={KINDS[kind]}", f"--microbatches={MICROBATCHES}"]
-    for op, name in (("F", "forward"), ("I", "input"), ("W", "weight")):
-        command.append(f"--{name}=" + ",".join(f"{one * 1e3:.6f}" for one in costs[op]))
+    command.append(f"--transfer={transfer * 1e3:.6f}")
+    for name, of in zip(("forward", "input", "weight"), zip(*costs)):
+        command.append(f"--{name}=" + ",".join(f"{one * 1e3:.6f}" for one in of))
     done = subprocess.run([*command, "--json"], capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
@@ -142,8 +270,8 @@ def simulate(args: argparse.Namespace) -> None:
         rows = []
         for _ in range(args.times):
             run = measured("ours", kind, layers, args.steps)[0]
-            step, ideal = statistics.median(run["steps"]), simulated(args.pp, kind, run["times"])
-            rows.append((step / ideal, step, ideal))
+            steps = [(step, simulated(args.pp, kind, costs)) for step, costs in zip(run["steps"], run["costs"])]
+            rows.append(sorted((step / ideal, step, ideal) for step, ideal in steps)[len(steps) // 2])
         ratio, step, ideal = sorted(rows)[len(rows) // 2]
         print(f"{kind:<16}{step:>10.3f}{ideal:>11.3f}{ratio:>8.3f}", flush=True)
 
@@ -157,16 +285,16 @@ def host(args: argparse.Namespace) -> None:
     """Four stages more on a rank: what their actions cost beyond the same calls of PyTorch, which are also those that copy out of a slot
     and into one. Source and sink, the exchange and the optimizer's call do not count.
     """
-    count, x, times = 32, torch.randn(32, 8, device=args.device), args.times * 10
+    count, x = 32, torch.randn(32, 8, device=args.device)
 
-    def ours(stages: int) -> float:
-        with train.Trainer(
+    def ours(stages: int) -> Any:
+        trainer = train.Trainer(
             "interleaved", ranks=1, stages_per_rank=stages, microbatches=count, stages=lambda _: nn.Linear(8, 8),
             loss=nn.functional.mse_loss, optimizer=sgd, devices=[args.device],
-        ) as trainer:  # fmt: skip
-            return statistics.median(steps_of(lambda: trainer.step((x, x)), times))
+        )  # fmt: skip
+        return lambda: trainer.step((x, x))
 
-    def plain(stages: int) -> float:
+    def plain(stages: int) -> Any:
         own = [nn.Linear(8, 8).to(args.device) for _ in range(stages)]
         slot, other = torch.empty_like(x[:1]), torch.empty_like(x[:1])
         optimizers = [sgd(one.parameters()) for one in own]
@@ -192,10 +320,20 @@ def host(args: argparse.Namespace) -> None:
                 optimizer.zero_grad()
             settle(args.device)
 
-        return statistics.median(steps_of(step, times))
+        return step
 
-    cost = ((ours(8) - ours(4)) - (plain(8) - plain(4))) / (4 * 2 * count)
-    print(f"host cost of an action: {cost * 1e6:.1f} us; must be {60 if args.device == 'cpu' else 80} or less", flush=True)
+    # All four in turn: what disturbs the machine meets them alike.
+    each: list[list[float]] = [[] for _ in range(4)]
+    steps = [ours(8), ours(4), plain(8), plain(4)]
+    for _ in range(args.times * 10):
+        for took, step in zip(each, steps):
+            took.extend(steps_of(step, 1, warm_up=0))
+    rounds = [(a - b - (c - d)) / (4 * 2 * count) for a, b, c, d in list(zip(*each))[WARM_UP:]]
+    cost = statistics.median(rounds)
+    print(f"host cost of an action: {cost * 1e6:.1f} us (half of the rounds", end="")
+    quarter = len(rounds) // 4
+    low, high = (sorted(rounds)[at] * 1e6 for at in (quarter, -1 - quarter))
+    print(f" {low:.1f} to {high:.1f}); must be {60 if args.device == 'cpu' else 80} or less", flush=True)
 
 
 class Memory:
@@ -297,10 +435,11 @@ def against_torch(args: argparse.Namespace) -> None:
 
 def main() -> None:
     cases = {
-        "simulate": simulate, "host": host, "torch": against_torch, "memory": memory, "ours": ours, "theirs": theirs, "kept": kept,
+        "simulate": simulate, "host": host, "torch": against_torch, "memory": memory, "gpus": gpus, "ours": ours, "theirs": theirs,
+        "kept": kept, "on_gpus": on_gpus, "theirs_on_gpus": theirs_on_gpus,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=cases, help="ours, theirs and kept are single ranks, for the others")
+    parser.add_argument("case", choices=cases, help="what comes behind gpus are single ranks, for the others")
     parser.add_argument("--pp", default=str(ROOT / "target/release/pp"), help="the program pp, for `simulate`")
     parser.add_argument("--times", type=int, default=5, help="runs, or pairs of runs, of which the median counts")
     parser.add_argument("--steps", type=int, default=5, help="steps of a run that count")
