@@ -35,6 +35,8 @@ LARGE = 512, 256, 40
 """Rows, width and layers where memory is measured: most of it is activations."""
 ON_GPUS = 2700, 4096, torch.bfloat16
 """Rows, width and type between two GPUs: 22 MB."""
+TURNS = "BENCH_TURNS"
+"""In the environment of ranks: rank 0 makes a step for each line that it gets, and says how long it took."""
 GPUS_MUST = {"gpipe": 1.135, "1f1b": 1.14, "interleaved": 1.08, "interleaved-zb": 1.05}
 """A step over what its actions take, at forwards of 5 ms."""
 
@@ -66,11 +68,15 @@ def layers_of(seconds: float, device: str = "cpu") -> int:
 
 def steps_of(step: Any, count: int, behind: Any = lambda: None, warm_up: int = WARM_UP) -> list[float]:
     """How long each step takes, without the first ones. `behind` is called behind each."""
-    took = []
+    took, in_turns = [], TURNS in os.environ and os.environ["RANK"] == "0"
     for _ in range(warm_up + count):
+        if in_turns:
+            input()
         begun = time.perf_counter()
         step()
         took.append(time.perf_counter() - begun)
+        if in_turns:
+            print(took[-1], flush=True)
         behind()
     return took[warm_up:]
 
@@ -230,23 +236,24 @@ def gpus(args: argparse.Namespace) -> None:
                 )  # fmt: skip
 
 
-def measured(case: str, kind: str, layers: int, steps: int, device: str = "cpu") -> list[Any]:
-    """Runs this file on two ranks of one thread. Gives what they have measured."""
+def started(case: str, kind: str, layers: int, steps: int, device: str = "cpu", **more: str) -> list[subprocess.Popen[str]]:
+    """This file on two ranks of one thread, with `more` variables."""
     command = [sys.executable, __file__, case, "--kind", kind, "--layers", str(layers), "--steps", str(steps), "--device", device]
-    world: dict[str, str] = {}
-    if case != "ours":
-        with socket.socket() as own:
-            own.bind(("127.0.0.1", 0))
-            world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own.getsockname()[1])}
-    if world:
-        world["PP_JOB_SECRET"] = "0123456789abcdef" * 2
-    if case == "kept":
-        # Large tensors go back to the system at once.
-        world["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    ranks = [{**world, "RANK": str(rank)} for rank in range(2)] if world else [{}]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **own}) for own in ranks]
-    said = [one.communicate()[0] for one in started]
-    if any(one.returncode for one in started):
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own.getsockname()[1])}
+    world |= {"PP_JOB_SECRET": "0123456789abcdef" * 2, **more}
+    # Large tensors go back to the system at once where memory is measured.
+    world |= {"MALLOC_MMAP_THRESHOLD_": "65536"} if case == "kept" else {}
+    ranks = [{**os.environ, **world, "RANK": str(rank)} for rank in range(2)]
+    return [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=rank) for rank in ranks]
+
+
+def measured(case: str, kind: str, layers: int, steps: int, device: str = "cpu") -> list[Any]:
+    """What two ranks have measured."""
+    ranks = started(case, kind, layers, steps, device)
+    said = [one.communicate()[0] for one in ranks]
+    if any(one.returncode for one in ranks):
         sys.exit(f"{case} {kind} failed")
     return [json.loads(line) for line in "".join(said).splitlines() if line.startswith("{")]
 
@@ -422,15 +429,35 @@ def memory(args: argparse.Namespace) -> None:
 
 
 def against_torch(args: argparse.Namespace) -> None:
+    """Both keep their ranks, and make a step in turn: what disturbs the machine meets them alike."""
     for milliseconds, must in ((50, "1 or less"), (5, "below 1")):
-        layers = layers_of(milliseconds / 1e3)
+        layers, rounds = layers_of(milliseconds / 1e3), args.times * args.steps
         for kind in ("gpipe", "1f1b"):
-            pairs = []
-            for _ in range(args.times):
-                mine, other = (statistics.median(measured(case, kind, layers, args.steps)[0]["steps"]) for case in ("ours", "theirs"))
-                pairs.append((mine / other, mine, other))
-            ratio, mine, other = sorted(pairs)[len(pairs) // 2]
-            print(f"{kind}, stages of {milliseconds} ms: {mine:.3f} s, PyTorch {other:.3f} s, ratio {ratio:.3f}; must be {must}", flush=True)
+            both = [started(case, kind, layers, rounds, **{TURNS: ""}) for case in ("ours", "theirs")]
+            took: list[tuple[float, float]] = []
+            for _ in range(WARM_UP + rounds):
+                mine, other = map(step_of, both)
+                took.append((mine, other))
+            for one in both[0] + both[1]:
+                one.communicate()
+            mine, other, ratio = (statistics.median(of) for of in zip(*((a, b, a / b) for a, b in took[WARM_UP:])))
+            mean = sum(a for a, _ in took[WARM_UP:]) / sum(b for _, b in took[WARM_UP:])
+            print(
+                f"{kind}, stages of {milliseconds} ms: {mine:.3f} s, PyTorch {other:.3f} s, ratio {ratio:.3f} (of the means {mean:.3f}), "
+                f"{rounds} steps in turn; must be {must}",
+                flush=True,
+            )  # fmt: skip
+
+
+def step_of(ranks: list[subprocess.Popen[str]]) -> float:
+    """Lets ranks make a step. Gives the seconds."""
+    asks, says = ranks[0].stdin, ranks[0].stdout
+    assert asks is not None and says is not None
+    print(file=asks, flush=True)
+    said = says.readline()
+    if not said:
+        sys.exit("a rank has ended")
+    return float(said)
 
 
 def main() -> None:
