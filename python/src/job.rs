@@ -1,5 +1,6 @@
 //! A job with this process as rank 0, or as the rank that a launcher or a supervisor made it.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -458,7 +459,8 @@ impl Own {
             named.push(&stage.name);
             program = program
                 .stage(&stage.name, |spec, _: &Vec<u64>| {
-                    open_stage(spec).map(|(adapter, _)| PyStage(adapter))
+                    let ahead = VecDeque::new();
+                    open_stage(spec).map(|(adapter, _)| PyStage { adapter, ahead })
                 })
                 .group_stage(&stage.name, |spec, _, _: &Vec<u64>| {
                     open_stage(spec).map(|(adapter, member)| PyMember { adapter, member })

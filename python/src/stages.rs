@@ -1,6 +1,6 @@
 //! Source, stages and sink that are Python objects.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use pp_contract::pipeline::Laps;
@@ -255,7 +255,11 @@ pub(crate) fn manifest(py: Python<'_>, made: &Py<PyAny>) -> PyResult<Manifest> {
 }
 
 /// A stage between source and sink.
-pub(crate) struct PyStage<M>(pub(crate) Adapter<M>);
+pub(crate) struct PyStage<M: Medium> {
+    pub(crate) adapter: Adapter<M>,
+    /// The work on results that have gone on, the oldest first.
+    pub(crate) ahead: VecDeque<(ChunkIndex, M::Mark)>,
+}
 
 impl<M: Medium> Stage<M::Tx, M::Rx> for PyStage<M> {
     type Plan = Numbered;
@@ -269,27 +273,38 @@ impl<M: Medium> Stage<M::Tx, M::Rx> for PyStage<M> {
     ) -> StageResult<Progress<Done, Self::Kept>> {
         let message = chunk.message;
         let slots = (input, Some(&mut *output));
-        let tensors = self.0.run((message, chunk.place), slots)?;
+        let tensors = self.adapter.run((message, chunk.place), slots)?;
         let report = Taken::of(message.plan(), 1);
         let done = Done { tensors, report };
-        if self.0.is_ahead {
+        if self.adapter.is_ahead {
+            let mark = self.adapter.medium.mark(None)?;
+            self.ahead.push_back((chunk.place.chunk, mark));
             return Ok(Progress::Done(done));
         }
         let bytes = done.tensors.payload_bytes();
-        let mark = self.0.medium.mark(Some((output, bytes)))?;
+        let mark = self.adapter.medium.mark(Some((output, bytes)))?;
         self.poll((mark, done))
     }
 
     fn poll(&mut self, oldest: Self::Kept) -> StageResult<Progress<Done, Self::Kept>> {
-        self.0.medium.ask(oldest)
+        self.adapter.medium.ask(oldest)
+    }
+
+    fn ahead(&mut self) -> Option<(ChunkIndex, StageResult<bool>)> {
+        let (chunk, mark) = self.ahead.front()?;
+        let said = (*chunk, self.adapter.medium.is_done(mark));
+        if let (_, Ok(true)) = said {
+            self.ahead.pop_front();
+        }
+        Some(said)
     }
 
     fn later(&mut self, chunk: ChunkIndex) -> StageResult<()> {
-        self.0.later(chunk)
+        self.adapter.later(chunk)
     }
 
     fn finish(&mut self) -> StageResult<()> {
-        self.0.finish()
+        self.adapter.finish()
     }
 }
 

@@ -420,6 +420,13 @@ pub trait Stage<Tx, Rx> {
         Ok(Progress::UnderWay(oldest))
     }
 
+    /// The oldest chunk whose result went on while a device still worked on it, and whether the device is done with it now:
+    /// then the stage forgets it. The driver asks whenever it looks for work, so that a device that fails or hangs is named by
+    /// its own rank. A stage whose results are done when they go on has none.
+    fn ahead(&mut self) -> Option<(ChunkIndex, StageResult<bool>)> {
+        None
+    }
+
     /// Does what it has put off of a chunk ([`Chunk::puts_off`]): no slot is read, and none is written. A device may still
     /// work on it when this returns.
     ///

@@ -66,6 +66,9 @@ class Rank:
         if self._turn is not None and self._left:
             self._random.give_back()
         self.meeting, self._turn = meeting, None
+        if any(stage.device.type == "cuda" for stage in self.stages.values()):
+            # What an earlier job has issued may still write into buffers.
+            torch.cuda.synchronize()
         for stage in self.stages.values():
             stage.forget()
             self._load(stage)

@@ -230,14 +230,17 @@ impl Slot {
         !self.is_lost() && quiet(self.has_moved()) && quiet(self.work.is_done())
     }
 
-    /// Tells whether the header of a payload in this slot must still wait for the transfer of the payload.
+    /// Tells whether the header of a payload in this slot must still wait: for the transfer of the payload where the receiver
+    /// cannot see it arrive; and over NCCL for the work that writes it, since the receive takes multiprocessors of the
+    /// receiver until the send runs.
     ///
     /// # Errors
     /// The device has failed.
     pub(crate) fn holds_header(&self) -> Result<bool, CudaError> {
         match &self.far {
             Some(far) if far.is_announced_last() => Ok(!self.has_moved()?),
-            _ => Ok(false),
+            Some(_) => Ok(false),
+            None => Ok(!self.work.is_done()?),
         }
     }
 

@@ -66,8 +66,13 @@ where
 
     pub(super) fn is_working(&self) -> bool {
         let mut stages = 0..self.run.places.len();
+        stages.any(|stage| self.is_at_work(stage))
+    }
+
+    /// Says whether a device, or another member of its group, works for a stage.
+    fn is_at_work(&self, stage: usize) -> bool {
         let is_under_way = |work: &Working<E, S>| work.done.is_none();
-        stages.any(|stage| self.run.core.working(stage).any(is_under_way))
+        self.run.is_ahead[stage] || self.run.core.working(stage).any(is_under_way)
     }
 
     /// Says whether a chunk, or what was sent of one, is on its way.
@@ -77,16 +82,10 @@ where
 
     /// What has to do its part before this rank can do anything.
     pub(super) fn awaited(&mut self, is_working: bool) -> Awaited {
-        let peer = self.run.inbox.inputs().first().map(|input| input.peer);
-        let peer = peer.map_or(Awaited::Own, Awaited::Peer);
         if is_working {
             let stages = 0..self.run.places.len();
-            let works = |stage: &usize| {
-                let mut working = self.run.core.working(*stage);
-                working.any(|work| work.done.is_none())
-            };
             let (mut is_of_group, mut is_of_sink) = (false, true);
-            for stage in stages.filter(works) {
+            for stage in stages.filter(|stage| self.is_at_work(*stage)) {
                 is_of_group |= self.run.groups[stage].is_some();
                 is_of_sink &= self.run.places[stage].is_sink;
             }
@@ -109,13 +108,25 @@ where
         if let Some(late) = late {
             return Awaited::Peer(late.peer);
         }
-        let is_arriving =
-            |waiting: &mut Waiting<E, S>| matches!(waiting.payload, Payload::Arriving(_));
-        let is_arriving = self.run.core.waiting_mut().any(is_arriving);
+        let is_arriving = |waiting: &Waiting<E, S>| matches!(waiting.payload, Payload::Arriving(_));
+        // The payload that is next at its stage tells most.
+        let (inbox, core) = (&self.run.inbox, &mut self.run.core);
+        let next = inbox.inputs().iter().find(|input| {
+            let (stage, way) = input.to;
+            let waiting = core.oldest_waiting(stage, way);
+            waiting.is_some_and(|waiting| is_arriving(waiting))
+        });
+        let any = self
+            .run
+            .core
+            .waiting_mut()
+            .any(|waiting| is_arriving(waiting));
         let is_storing = self.goodbye.is_some() && !self.run.core.has_heard_sink();
-        match self.run.core.holds_chunk() || is_arriving || is_storing {
-            true => peer,
-            false => Awaited::Nothing,
+        let first = self.run.inbox.inputs().first();
+        match next.or(first).map(|input| input.peer) {
+            _ if !self.run.core.holds_chunk() && !any && !is_storing => Awaited::Nothing,
+            Some(peer) => Awaited::Peer(peer),
+            None => Awaited::Own,
         }
     }
 

@@ -65,6 +65,8 @@ pub struct RankRun<'s, E: Edges, S: Source<E::Tx>> {
     pub(super) clock: Clock,
     /// Tells whether a chunk waits for the sink while the sink is not ready.
     pub(super) waits_for_sink: bool,
+    /// Tells, by stage, whether a device still works on what has gone on ([`crate::stage::Stage::ahead`]).
+    pub(super) is_ahead: Vec<bool>,
     /// Holds the time when each stage ended its last work.
     pub(super) last_end_ns: Vec<u64>,
     /// Counts the nanoseconds that the driver has waited, in all.
@@ -131,6 +133,7 @@ where
             clock: Clock::new(options.capabilities.payload_moves),
             groups: places.iter().map(|_| None).collect(),
             waits_for_sink: false,
+            is_ahead: vec![false; places.len()],
             last_end_ns: vec![now_ns(); places.len()],
             waited_ns: 0,
             restarts: Vec::new(),

@@ -114,6 +114,7 @@ where
     pub(super) fn finish_work(&mut self) -> Result<bool, Fault> {
         let mut any = false;
         for stage in 0..self.run.places.len() {
+            any |= self.look_ahead(stage)?;
             while let Some((ticket, mut work)) = self.run.core.take_working(stage) {
                 if work.done.is_none() {
                     let own = self.work_of(stage);
@@ -140,6 +141,22 @@ where
                 self.conclude(stage, ticket, work)?;
                 any = true;
             }
+        }
+        Ok(any)
+    }
+
+    /// Asks for the work on results that have gone on. Returns whether some is done.
+    fn look_ahead(&mut self, stage: usize) -> Result<bool, Fault> {
+        let mut any = false;
+        self.run.is_ahead[stage] = false;
+        while !self.run.places[stage].is_source() && !self.run.is_ahead[stage] {
+            let own = self.work_of(stage);
+            let Some((chunk, is_done)) = self.run.stages.work[own].work().ahead() else {
+                break;
+            };
+            let is_done = self.of_work((stage, chunk), is_done)?;
+            self.run.is_ahead[stage] = !is_done;
+            any |= is_done;
         }
         Ok(any)
     }

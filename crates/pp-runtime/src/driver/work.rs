@@ -32,6 +32,11 @@ pub(super) trait Work<Tx, Rx, G, P: Plan> {
     /// work.
     fn poll(&mut self) -> StageResult<Option<Done>>;
 
+    /// Asks for work whose result went on before a device was done with it, as [`Stage::ahead`] does.
+    fn ahead(&mut self) -> Option<(ChunkIndex, StageResult<bool>)> {
+        None
+    }
+
     /// Does the part of a chunk's work that the stage has put off.
     fn later(&mut self, chunk: ChunkIndex) -> StageResult<()> {
         Err(puts_nothing_off(chunk))
@@ -110,6 +115,10 @@ where
 
     fn poll(&mut self) -> StageResult<Option<Done>> {
         polled(&mut self.1, |oldest| self.0.poll(oldest))
+    }
+
+    fn ahead(&mut self) -> Option<(ChunkIndex, StageResult<bool>)> {
+        self.0.ahead()
     }
 
     fn later(&mut self, chunk: ChunkIndex) -> StageResult<()> {

@@ -11,7 +11,7 @@
 //! Choices: a slot is a pair of buffers. The stage of the sender writes into the sender's buffer. The copy goes into
 //! memory of the receiver's device, which both ranks map ([`pp_device::SharedMemory`]). A stage that has issued all
 //! writes of a payload may let it move behind those writes ([`DeviceTx::send_ahead`](super::DeviceTx::send_ahead)); the
-//! header follows when the writes are seen done. The numbers of all edges with a peer lie in one sealed page, which
+//! header follows when the driver hands the chunk on. The numbers of all edges with a peer lie in one sealed page, which
 //! alone is registered. An abort marks the edges and ends nothing: copies into the memory of a dead peer complete like
 //! others, and the memory is unmapped when the stream has passed them.
 //!

@@ -1,6 +1,6 @@
 //! Training schedules through the driver: each rank does what the schedule lists, in that order.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
@@ -8,7 +8,9 @@ use pp_contract::{ChunkIndex, Fault, FaultKind, Rank};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{BoxedStage, Stages, Summary};
 use pp_runtime::schedule::{Kind, Limits, Schedule, Step};
-use pp_runtime::stage::{Built, Chunk, Done, Offer, OnHost, Progress, Stage, StageResult};
+use pp_runtime::stage::{
+    Built, Chunk, Done, Offer, OnHost, Progress, Stage, StageError, StageResult,
+};
 use pp_testing::{HANG, Random, Toy, ToySink, ToySource, bytes, done, run_schedule};
 use pp_transport::host::{HostGroup, RxLease, TxLease};
 
@@ -31,8 +33,23 @@ struct Noting<'a> {
     rank: Rank,
     stage: usize,
     is_forward: bool,
-    on_device: bool,
+    device: Device,
     length: Duration,
+    /// The chunks whose results have gone on while the device still works, each with the looks that are left.
+    ahead: VecDeque<(ChunkIndex, u32)>,
+}
+
+/// When the work of a stage is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Device {
+    /// When it returns.
+    None,
+    /// At the next look; the result waits for that.
+    Waits,
+    /// At the second look; the result has gone on.
+    Ahead,
+    /// As before, and the work of stage 1 on chunk 1 fails there.
+    Fails,
 }
 
 impl Noting<'_> {
@@ -70,10 +87,26 @@ impl Stage<TxLease, RxLease> for Noting<'_> {
         self.note(op, chunk.place.chunk, " is done");
         add(input.map_or(&[], RxLease::bytes), output.bytes_mut());
         let done = done(chunk.message, bytes(BYTES));
-        Ok(match self.on_device {
-            true => Progress::UnderWay(done),
-            false => Progress::Done(done),
+        if matches!(self.device, Device::Ahead | Device::Fails) {
+            self.ahead.push_back((chunk.place.chunk, 2));
+        }
+        Ok(match self.device {
+            Device::Waits => Progress::UnderWay(done),
+            _ => Progress::Done(done),
         })
+    }
+
+    fn ahead(&mut self) -> Option<(ChunkIndex, StageResult<bool>)> {
+        let (chunk, looks) = self.ahead.front_mut()?;
+        let chunk = *chunk;
+        *looks -= 1;
+        if *looks > 0 {
+            return Some((chunk, Ok(false)));
+        }
+        self.ahead.pop_front();
+        let fails = self.device == Device::Fails && (self.stage, chunk.get()) == (1, 1);
+        let error = StageError::new(FaultKind::Device, "issue work", "an address is not valid");
+        Some((chunk, if fails { Err(error) } else { Ok(true) }))
     }
 
     fn poll(&mut self, oldest: Done) -> StageResult<Progress<Done, Done>> {
@@ -150,7 +183,15 @@ fn listed(schedule: &Schedule, steps: u32) -> Vec<Vec<String>> {
 }
 
 /// Runs whole steps, each work as long as this; gives what was done.
-fn done_in(schedule: &Schedule, steps: u32, on_device: bool, length: Duration) -> Log {
+fn done_in(schedule: &Schedule, steps: u32, device: Device, length: Duration) -> Log {
+    let (ends, log) = ends_in(schedule, steps, device, length);
+    let chunks = u64::from(steps * schedule.microbatches());
+    assert!(ends.iter().all(Result::is_ok), "{ends:?}");
+    assert_eq!(ends[0].as_ref().unwrap().counts.emitted, chunks);
+    log
+}
+
+fn ends_in(schedule: &Schedule, steps: u32, device: Device, length: Duration) -> (Ends, Log) {
     let log = Log::default();
     let all = schedule.stages() as usize;
     let open = |rank, at: usize| {
@@ -160,8 +201,9 @@ fn done_in(schedule: &Schedule, steps: u32, on_device: bool, length: Duration) -
             rank,
             stage: if is_forward { at - 1 } else { 2 * all - at },
             is_forward,
-            on_device,
+            device,
             length,
+            ahead: VecDeque::new(),
         })
     };
     let chunks = u64::from(steps * schedule.microbatches());
@@ -170,9 +212,7 @@ fn done_in(schedule: &Schedule, steps: u32, on_device: bool, length: Duration) -
         &|asked| (asked < chunks).then_some(Cut::None),
         &open,
     );
-    assert!(ends.iter().all(Result::is_ok), "{ends:?}");
-    assert_eq!(ends[0].as_ref().unwrap().counts.emitted, chunks);
-    log
+    (ends, log)
 }
 
 #[test]
@@ -184,8 +224,13 @@ fn each_rank_does_what_its_schedule_lists_with_the_fewest_slots() {
             let Ok(schedule) = Schedule::build(kind, ranks, stages, microbatches) else {
                 continue;
             };
-            for (on_device, steps) in [(false, 1), (false, 2), (true, 2)] {
-                let log = done_in(&schedule, steps, on_device, Duration::ZERO);
+            for (device, steps) in [
+                (Device::None, 1),
+                (Device::None, 2),
+                (Device::Waits, 2),
+                (Device::Ahead, 2),
+            ] {
+                let log = done_in(&schedule, steps, device, Duration::ZERO);
                 let done = (0..ranks).map(|rank| of_rank(&log, rank));
                 assert!(done.eq(listed(&schedule, steps)), "{kind}: {log:?}");
                 runs += 1;
@@ -197,17 +242,17 @@ fn each_rank_does_what_its_schedule_lists_with_the_fewest_slots() {
 
 /// Runs two steps with the fewest slots, at once and on a device.
 fn runs_to_its_end(csv: &str) {
-    for on_device in [false, true] {
+    for device in [Device::None, Device::Waits, Device::Ahead] {
         let (tell, ended) = mpsc::channel();
         let schedule = Schedule::parse_csv(csv).unwrap();
         let listed = listed(&schedule, 2);
         std::thread::spawn(move || {
-            let log = done_in(&schedule, 2, on_device, Duration::ZERO);
+            let log = done_in(&schedule, 2, device, Duration::ZERO);
             let ranks = 0..schedule.ranks().len() as u32;
             tell.send(ranks.map(|rank| of_rank(&log, rank)).collect())
         });
         let done: Result<Vec<_>, _> = ended.recv_timeout(HANG);
-        assert_eq!(done.as_ref(), Ok(&listed), "on a device {on_device}\n{csv}");
+        assert_eq!(done.as_ref(), Ok(&listed), "{device:?}\n{csv}");
     }
 }
 
@@ -291,10 +336,24 @@ fn nothing_leaves_of_an_overlapped_pair_before_both_are_done() {
     let csv = "0F0,3F0,(0F1;3B0)OVERLAP_F_B,3F1,0B0,3B1,0B1\n1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1\n";
     let schedule = Schedule::parse_csv(csv).unwrap();
     // Long enough for rank 1 to begin with what it waits for, if it could.
-    let log = done_in(&schedule, 1, false, Duration::from_millis(20));
+    let log = done_in(&schedule, 1, Device::None, Duration::from_millis(20));
     let log = log.into_inner().unwrap();
     let place = |action: &str| log.iter().position(|(_, done)| done == action).unwrap();
     assert!(place("3B0 is done") < place("1F1"), "{log:?}");
+}
+
+#[test]
+fn a_device_that_fails_behind_a_result_is_named_by_its_own_rank() {
+    // Nothing is left to do on rank 1 behind the forward of chunk 1 but what waits for rank 0.
+    let csv = "0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1B0,1B1,1F2,1B2\n";
+    let schedule = Schedule::parse_csv(csv).unwrap();
+    let (ends, _) = ends_in(&schedule, 1, Device::Fails, Duration::ZERO);
+    for fault in ends.into_iter().map(Result::unwrap_err) {
+        let named = (fault.kind, fault.rank, fault.chunk);
+        let (rank, chunk) = (Rank::new(1), ChunkIndex::new(1));
+        assert_eq!(named, (FaultKind::Device, rank, Some(chunk)), "{fault}");
+        assert_eq!(fault.operation.as_str(), "issue work");
+    }
 }
 
 /// Runs 1F1B on two ranks with stages that put nothing off; gives the fault that all ranks end with.

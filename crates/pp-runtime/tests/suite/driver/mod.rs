@@ -13,12 +13,12 @@ use pp_runtime::core::{Cut, Order};
 use pp_runtime::driver::{BoxedStage, Driven, RankOptions, RankRun, Stages};
 use pp_runtime::progress::StuckLimits;
 use pp_runtime::schedule::Schedule;
-use pp_runtime::stage::{Built, Chunk, Offer, OnHost};
+use pp_runtime::stage::{Built, Chunk, Done, Offer, OnHost, Progress, Stage, StageResult};
 use pp_runtime::watch::{SetUp, WatchOptions};
 use pp_testing::{
     HANG, Toy, ToySink, ToySource, bytes, capabilities, channels, done, local, options, seats,
 };
-use pp_transport::host::{Host, TxLease};
+use pp_transport::host::{Host, RxLease, TxLease};
 
 use self::stages::*;
 
@@ -304,7 +304,30 @@ fn a_rank_that_never_answers_the_shutdown_does_not_keep_the_source() {
     assert_eq!(run.finish().1.counts.admitted, 0);
 }
 
-/// A fixed order that needs more chunks in flight than there may be, and edges without a slot.
+/// A stage whose results go on, and whose device is never done.
+struct Hangs(Option<ChunkIndex>);
+
+impl Stage<TxLease, RxLease> for Hangs {
+    type Plan = Toy;
+    type Kept = Done;
+
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, Toy>,
+        _: Option<&RxLease>,
+        _: &mut TxLease,
+    ) -> StageResult<Progress<Done, Done>> {
+        self.0 = Some(chunk.place.chunk);
+        Ok(Progress::Done(done(chunk.message, bytes(8))))
+    }
+
+    fn ahead(&mut self) -> Option<(ChunkIndex, StageResult<bool>)> {
+        self.0.map(|chunk| (chunk, Ok(false)))
+    }
+}
+
+/// A fixed order that needs more chunks in flight than there may be, also behind work that a device never ends, and edges
+/// without a slot.
 #[test]
 fn a_rank_that_can_never_go_on_is_stuck_also_where_no_stage_works() {
     let schedule = Schedule::parse_csv("0F0,0F1,0B0,0B1").unwrap();
@@ -313,19 +336,24 @@ fn a_rank_that_can_never_go_on_is_stuck_also_where_no_stage_works() {
         order: Order::Fixed(schedule.orders()[0].clone()),
         ..RankOptions::new(schedule.pipeline().clone(), 1, capabilities())
     };
-    for (options, slot_bytes, blamed) in [
-        (fixed, BYTES, 0),
-        (options("a@0 -> b@0 -> c@0", 2), 0, 0),
-        (options(PAIR, 2), 0, 1),
+    let own = "wait for a chunk in flight";
+    for (options, slot_bytes, blamed, waits, hangs) in [
+        (fixed.clone(), BYTES, 0, own, false),
+        (fixed, BYTES, 0, "wait for the device", true),
+        (options("a@0 -> b@0 -> c@0", 2), 0, 0, own, false),
+        (options(PAIR, 2), 0, 1, own, false),
     ] {
         let told = format!("{options:?}");
         let build = |_, _: &mut TxLease| Built::new(Toy(0), bytes(8), ());
         let source = ToySource::new(|| Offer::Chunk(Cut::None), build);
         let mut stages = Stages::new(Some(source));
         for _ in 2..options.pipeline.stages_at(Rank::new(0)).count() {
-            stages.push(BoxedStage::new(OnHost::new(
-                |chunk: Chunk<'_, Toy>, _: &[u8], _: &mut [u8]| Ok(done(chunk.message, bytes(8))),
-            )));
+            let at_once =
+                |chunk: Chunk<'_, Toy>, _: &[u8], _: &mut [u8]| Ok(done(chunk.message, bytes(8)));
+            stages.push(match hangs {
+                true => BoxedStage::new(Hangs(None)),
+                false => BoxedStage::new(OnHost::new(at_once)),
+            });
         }
         stages.push(BoxedStage::sink(ToySink::<Toy, _>::new(|_, _| Ok(()))));
         let mut seats = seats(&options, slot_bytes as u64).into_iter();
@@ -348,7 +376,7 @@ fn a_rank_that_can_never_go_on_is_stuck_also_where_no_stage_works() {
         let (kind, rank) = (fault.kind, fault.rank.get());
         assert_eq!((kind, rank), (FaultKind::TimedOut, blamed), "{told}");
         let operation = fault.operation.as_str();
-        assert_eq!(operation, "wait for a chunk in flight", "{told}");
+        assert_eq!(operation, waits, "{told}");
     }
 }
 
