@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::process::{git, root};
+use crate::process::{command, git, root, succeeds};
 
 /// Files that may contain `unsafe`, or directories of such, from the root. Every entry is a reviewed decision.
 const UNSAFE_ALLOWED: &[&str] = &[
@@ -114,6 +114,15 @@ pub(crate) fn run() -> Result<()> {
             faults.push(format!(
                 "{file}: a result of a run or an editor's leftover; remove it"
             ));
+        }
+        if file.starts_with("xtask/mutants/") {
+            let mut apply = command("git");
+            apply.args(["-c", "safe.directory=*", "apply", "--check", file]);
+            if !succeeds(&mut apply) {
+                faults.push(format!(
+                    "{file}: the patch does not apply; make it for the code as it is"
+                ));
+            }
         }
         let is_text = file.ends_with(".md");
         if !is_text && !file.ends_with(".rs") {
