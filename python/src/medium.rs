@@ -37,6 +37,9 @@ pub(crate) trait Medium: Together + Clone {
     /// Marks the place behind all work that was issued, and lets so many bytes of a slot move then.
     fn mark(&self, output: Option<(&mut Self::Tx, u64)>) -> StageResult<Self::Mark>;
 
+    /// Says whether a message may leave before the work on its slot is done.
+    fn may_lead(output: &Self::Tx) -> bool;
+
     /// Says whether the work in front of the mark is done.
     fn is_done(&self, mark: &Self::Mark) -> StageResult<bool>;
 
@@ -80,6 +83,10 @@ impl Medium for OnHost {
 
     fn mark(&self, _: Option<(&mut TxLease, u64)>) -> StageResult<()> {
         Ok(())
+    }
+
+    fn may_lead(_: &TxLease) -> bool {
+        true
     }
 
     fn is_done(&self, (): &()) -> StageResult<bool> {
@@ -143,6 +150,10 @@ impl Medium for OnGpu {
             output.send_ahead(bytes as usize)?;
         }
         Ok(mark)
+    }
+
+    fn may_lead(output: &DeviceTx) -> bool {
+        output.may_lead()
     }
 
     fn is_done(&self, mark: &Event) -> StageResult<bool> {

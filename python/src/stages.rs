@@ -276,7 +276,7 @@ impl<M: Medium> Stage<M::Tx, M::Rx> for PyStage<M> {
         let tensors = self.adapter.run((message, chunk.place), slots)?;
         let report = Taken::of(message.plan(), 1);
         let done = Done { tensors, report };
-        if self.adapter.is_ahead {
+        if self.adapter.is_ahead && M::may_lead(output) {
             let mark = self.adapter.medium.mark(None)?;
             self.ahead.push_back((chunk.place.chunk, mark));
             return Ok(Progress::Done(done));

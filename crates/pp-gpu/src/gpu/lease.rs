@@ -143,6 +143,13 @@ impl DeviceTx {
         self.put(bytes).map(drop)
     }
 
+    /// Tells whether a message may leave before the work on the slot is done. Over NCCL it should not: the receive, which is
+    /// issued when the message comes, takes multiprocessors of the receiver until the send runs.
+    #[must_use]
+    pub fn may_lead(&self) -> bool {
+        self.pool.life.is_none() || self.pool.slot(self.slot).is_copied()
+    }
+
     /// Turns [`Self::send_ahead`] into a no-op, for a payload that is still to be changed, as by an injected fault.
     pub const fn hold_back(&mut self) {
         self.is_held = true;

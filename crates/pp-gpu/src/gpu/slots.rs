@@ -230,17 +230,19 @@ impl Slot {
         !self.is_lost() && quiet(self.has_moved()) && quiet(self.work.is_done())
     }
 
-    /// Tells whether the header of a payload in this slot must still wait: for the transfer of the payload where the receiver
-    /// cannot see it arrive; and over NCCL for the work that writes it, since the receive takes multiprocessors of the
-    /// receiver until the send runs.
+    /// Tells whether the copy engine moves payloads of this slot to another device.
+    pub(crate) fn is_copied(&self) -> bool {
+        self.far.is_some()
+    }
+
+    /// Tells whether the header of a payload in this slot must still wait for the transfer of the payload.
     ///
     /// # Errors
     /// The device has failed.
     pub(crate) fn holds_header(&self) -> Result<bool, CudaError> {
         match &self.far {
             Some(far) if far.is_announced_last() => Ok(!self.has_moved()?),
-            Some(_) => Ok(false),
-            None => Ok(!self.work.is_done()?),
+            _ => Ok(false),
         }
     }
 
