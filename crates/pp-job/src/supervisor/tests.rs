@@ -227,6 +227,25 @@ fn a_rank_0_that_asks_for_one_restart_too_many_gives_the_reason() {
     assert!(fault.to_string().contains(words), "{fault}");
 }
 
+/// The end of rank 1 is heard first, and that rank 0 needed it no more is read late.
+#[test]
+fn a_rank_0_that_was_served_outlives_the_bad_end_of_another_rank() {
+    let mut world = World::new(PAIR, CALM);
+    world.reports(0, Report::Connected);
+    world.make(Move::Hear);
+    world.dies(1, KILLED);
+    world.make(Move::HearEnd(1));
+    assert!(world.core.due().is_some());
+    world.reports(0, Report::Served);
+    world.make(Move::Hear);
+    for _ in 0..100 {
+        if world.core.due().is_some() {
+            world.make(Move::Time);
+        }
+    }
+    assert!(!world.was_killed[0]);
+}
+
 /// Rank 1 sees the end of rank 2 before that is heard, and rank 0 asks for another rank 1.
 #[test]
 fn a_rank_that_blames_one_that_stays_waits_for_its_end() {
