@@ -341,7 +341,6 @@ class Forward(_Work):
             if known is None or known["order"] > stage.finding["order"]:
                 out["finding"].copy_(_shapes.encoded(stage.finding, _shapes.FINDING))
 
-
     def later(self, chunk: int) -> None:
         """What can be done of the exchange before it comes: other pipelines add to the gradients until then."""
         if self._at(chunk)[0].trains and self.of.pipelines is None:
