@@ -36,7 +36,7 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, set_parent_process_death_signal, waitid,
 };
-use signal_hook::consts::{SIGINT, SIGUSR1};
+use signal_hook::consts::{SIGINT, SIGKILL, SIGUSR1};
 
 use self::core::Core;
 use self::events::{Action, Event, Terms};
@@ -462,11 +462,21 @@ impl SupervisedJob {
     }
 }
 
-/// Says whether a rank, which was not reaped, has not ended.
+/// Says whether a rank, which was not reaped, has neither ended nor been killed. The kernel closes the files of a killed
+/// process, and its peers see that, before it has ended: for long, where it has a GPU.
 fn is_alive(pid: u32) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
     let ended = Pid::from_raw(pid.cast_signed()).map(|pid| waitid(WaitId::Pid(pid), options));
-    matches!(ended, Some(Ok(None)))
+    matches!(ended, Some(Ok(None))) && !is_killed(pid)
+}
+
+/// Says whether SIGKILL is on its way to a process, which was not reaped.
+fn is_killed(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    // The signals of the whole process, as a mask: see proc(5).
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    let pending = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    pending.is_some_and(|mask| mask & (1 << (SIGKILL - 1)) != 0)
 }
 
 /// Sends a signal to a rank, which was not reaped.

@@ -4,6 +4,7 @@
 mod world;
 
 use std::collections::HashSet;
+use std::process::Command;
 use std::time::Duration;
 
 use pp_contract::{Fault, FaultKind, Rank};
@@ -11,6 +12,7 @@ use pp_contract::{Fault, FaultKind, Rank};
 use self::world::{Budget, Case, KILLED, Move, World};
 use super::events::Event;
 use super::verdict::Verdict;
+use super::{is_alive, is_killed};
 use crate::reports::{Report, TargetProcess};
 
 /// Two ranks, of which rank 1 may be started again.
@@ -410,4 +412,14 @@ fn a_rank_that_ends_twice_by_its_own_doing_with_a_chunk_in_flight_ends_the_job()
             "{text}"
         );
     }
+}
+
+/// While the kernel still ends it, too: the lines of its state say that it was killed.
+#[test]
+fn a_rank_that_somebody_killed_is_not_killed_here() {
+    let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+    assert!(is_alive(child.id()) && !is_killed(child.id()));
+    child.kill().unwrap();
+    assert!(!is_alive(child.id()) && is_killed(child.id()));
+    child.wait().unwrap();
 }
