@@ -97,6 +97,14 @@ def test_a_divided_backward_adds_the_gradients_of_a_whole_one() -> None:
     assert all(torch.equal(a, b) for a, b in zip(whole, divided + [weight.grad for weight in weights], strict=True))
 
 
+def test_a_weight_with_a_gradient_by_another_way_than_the_inputs_is_not_divided() -> None:
+    x, w = (torch.randn(3, requires_grad=True) for _ in range(2))
+    twice = w * 2
+    for also in (w.sum(), twice, w):
+        assert _backward.divides([x * twice, also], [x], [w]) is None
+    assert _backward.divides([x * twice], [x], [w]) is not None
+
+
 def test_a_loss_that_is_not_finite_is_named_and_nothing_moves(film: Film) -> None:
     code, out, error = film.run(
         HEAD

@@ -66,15 +66,15 @@ def _above(start: list[Node], ends: set[Node], users: dict[Node, list[Node]]) ->
     return above, met
 
 
-def _groups(inputs: list[Node], weights: list[Node], users: dict[Node, list[Node]]) -> list[_Group] | None:
-    """The weights by the nodes where they meet what depends on the inputs; None if one of them meets no such node."""
+def _groups(roots: list[Node], inputs: list[Node], weights: list[Node], users: dict[Node, list[Node]]) -> list[_Group] | None:
+    """The weights by the nodes where they meet what depends on the inputs; None if one of them has a gradient by another way."""
     of_inputs, _ = _above(inputs, set(), users)
     by_node: dict[Node, tuple[set[Node], set[Node]]] = {}
     for weight in weights:
         if weight not in users:
             continue
-        _, met = _above([weight], of_inputs, users)
-        if not met:
+        above, met = _above([weight], of_inputs, users)
+        if not met or not above.isdisjoint(roots):
             return None
         group: tuple[set[Node], set[Node]] = ({weight}, set(met))
         for known in [by_node[node] for node in met if node in by_node]:
@@ -88,7 +88,7 @@ def _groups(inputs: list[Node], weights: list[Node], users: dict[Node, list[Node
 def divides(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[_Group] | None:
     """How the backward of these outputs is divided; None if a weight has a gradient that comes by no input."""
     roots, of_inputs, of_weights = ([node for node in map(node_of, of) if node is not None] for of in (outputs, inputs, weights))
-    return _groups(of_inputs, of_weights, users_below(roots))
+    return _groups(roots, of_inputs, of_weights, users_below(roots))
 
 
 def backward_input(
