@@ -104,7 +104,7 @@ type Given<'py> = (
 );
 
 impl<M: Medium> Adapter<M> {
-    /// `object` has a method `call`, and perhaps `ends` of a stream and `finish`.
+    /// `object` has a method `call`, and perhaps `ends` of a stream, `later`, `finish` and `is_ahead`.
     pub(crate) fn new(object: &Bound<'_, PyAny>, medium: M, raised: &Raised) -> PyResult<Self> {
         Ok(Self {
             call: object.getattr("call")?.unbind(),

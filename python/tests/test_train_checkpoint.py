@@ -145,7 +145,9 @@ def test_a_rank_is_started_again_to_the_same_bits(film: Film, without: Without, 
     if "TIED" in env:
         files = [safetensors.load_file(path) for path in sorted((at / "points/step-8").glob("stage-?.safetensors"))]
         assert ["shared" in file for file in files] == [True, False, False, False]
-    lost = json.loads((at / "report.json").read_text())["lost"]
+    report = json.loads((at / "report.json").read_text())
+    lost = report["lost"]
+    assert report["run"]["restarts"] == len(lost)
     assert error.count("are played again") == len(lost) in (len(deaths.split()), len(deaths.split()) - ("TIED" in env)), error
     assert lost[-1]["rank"] == int(deaths.split()[-1][0]), lost
 

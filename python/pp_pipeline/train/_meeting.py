@@ -41,7 +41,7 @@ class Turn:
 
 @dataclass
 class Verdict:
-    """How a step ended, the same at every rank. `norm` is None where something was not finite."""
+    """How a turn ended, the same at every rank. `norm` is None where something was not finite, and where no step was made."""
 
     loss: float
     norm: float | None

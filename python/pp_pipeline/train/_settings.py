@@ -9,7 +9,7 @@ import torch
 
 from .. import _native
 from ._shapes import Tensors, tensors_in
-from ._stage import ModelStage, Randomness, seed_of
+from ._stage import ModelStage, Randomness, generators_of, seed_of
 from ._ties import set_apart
 
 Optimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -20,14 +20,16 @@ Names = Callable[[int, str], str]
 class NotFiniteError(ArithmeticError):
     """A loss or a gradient is not finite. Weights, buffers and optimizers are as before the step.
 
-    It names the first one: `stage`, its `rank`, `microbatch` and `tensor`; and `pipeline` where there are several.
+    It names the first one: `stage`, its `rank`, `microbatch` and `tensor`; and `pipeline` where there are several. The first three are
+    None where each gradient is finite and their sum is not. `step` counts from 0.
     """
 
-    def __init__(self, step: int, rank: int, stage: int, microbatch: int, tensor: str, pipeline: int | None = None) -> None:
+    def __init__(
+        self, step: int, rank: int | None, stage: int | None, microbatch: int | None, tensor: str, pipeline: int | None = None
+    ) -> None:
         of = f" of pipeline {pipeline}" if pipeline is not None else ""
-        super().__init__(
-            f"step {step}: {tensor} of stage {stage} (rank {rank}{of}) is not finite in microbatch {microbatch}; the weights are as before"
-        )
+        where = "" if stage is None else f" of stage {stage} (rank {rank}{of}), in microbatch {microbatch},"
+        super().__init__(f"step {step}: {tensor}{where} is not finite; the weights are as before")
         self.step, self.rank, self.stage, self.microbatch, self.tensor = step, rank, stage, microbatch, tensor
         self.pipeline = pipeline
 
@@ -69,11 +71,12 @@ class Settings:
         """Weights of several stages may have one name."""
         return self.names is not _named
 
-    def module(self, number: int) -> torch.nn.Module:
+    def module(self, number: int, device: torch.device) -> torch.nn.Module:
         """What `stages` gives, its random numbers drawn by seed and number."""
-        # No step has this number.
-        own = Randomness(torch.device("cpu"))
-        torch.default_generator.manual_seed(seed_of(self.seed, 2**63, number, 0))
+        own = Randomness(device)
+        for generator in generators_of(device):
+            # No step has this number.
+            generator.manual_seed(seed_of(self.seed, 2**63, number, 0))
         try:
             return self.stages(number)
         finally:
@@ -82,13 +85,13 @@ class Settings:
     def not_finite(self, step: int, found: dict[str, Any] | None) -> NotFiniteError:
         """The error of a step in which a stage has found such a tensor, or none has: then it is the sum of squares."""
         if found is None:
-            return NotFiniteError(step, 0, 0, 0, "the sum of the squares of all gradients")
+            return NotFiniteError(step, None, None, None, "a sum of gradients, or of their squares,")
         stage = found["stage"]
         return NotFiniteError(step, self.schedule.rank_of[stage], stage, found["microbatch"], found["tensor"], found.get("pipeline"))
 
     def made(self, number: int, device: torch.device, others: Mapping[int, ModelStage]) -> ModelStage:
         """A stage of the model; `others` are those that this process has already."""
-        module = self.module(number)
+        module = self.module(number, device)
         if isinstance(module, torch.nn.Module):
             set_apart(number, module, self.names, {other: stage.weights for other, stage in others.items()})
         return ModelStage(number, number == self.count - 1, module, self, device)

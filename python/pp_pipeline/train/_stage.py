@@ -40,7 +40,7 @@ def _mixed(mixed: int, number: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def _generators(device: torch.device) -> list[torch.Generator]:
+def generators_of(device: torch.device) -> list[torch.Generator]:
     """What PyTorch's random numbers come from, in work on this device."""
     generators = [torch.default_generator]
     if device.type == "cuda":
@@ -54,20 +54,17 @@ class Randomness:
     """The program's own random numbers. It gets them back behind the work of stages, which set others."""
 
     def __init__(self, device: torch.device) -> None:
-        self._gpu = device if device.type == "cuda" else None
-        self._state = torch.get_rng_state()
-        self._of_gpu = torch.cuda.get_rng_state(self._gpu) if self._gpu else None
+        self._states = [(one, one.get_state()) for one in generators_of(device)]
 
     def give_back(self) -> None:
-        torch.set_rng_state(self._state)
-        if self._gpu and self._of_gpu is not None:
-            torch.cuda.set_rng_state(self._of_gpu, self._gpu)
+        for one, state in self._states:
+            one.set_state(state)
 
 
 class ModelStage:
     """One stage of a model with its module and its optimizer. It knows neither ranks nor edges.
 
-    `number` is its place in the model, `is_last` says that it has the loss, and `microbatches` is how many a step has.
+    `number` is its place in the model, and `is_last` says that it has the loss.
     """
 
     def __init__(self, number: int, is_last: bool, module: Any, settings: Any, device: torch.device) -> None:
@@ -75,7 +72,7 @@ class ModelStage:
             raise TypeError(f"stages({number}) gave {module!r}: it must give a torch.nn.Module")
         self.number, self._is_last, self._settings, self.device = number, is_last, settings, device
         self.module = module.to(device)
-        self._generators = _generators(device)
+        self._generators = generators_of(device)
         self._params = [p for p in self.module.parameters() if p.requires_grad]
         # All weights by their names in the whole model, and those that other stages have, too.
         self.weights = weights_of(number, self.module, settings.names)
@@ -144,7 +141,7 @@ class ModelStage:
             self._look(0, microbatch, (("loss" if self._is_last else f"output {at}", output) for at, output in enumerate(outputs)))
         if self._trains:
             if checkpoints is not None:
-                self._is_whole, self._is_new = bool(checkpoints) or _is_compiled(outputs), False
+                self._is_whole, self._is_new = _is_compiled(outputs) or bool(checkpoints), False
             self._kept[microbatch] = outputs, inputs
         return () if self._is_last else outputs
 
@@ -166,7 +163,7 @@ class ModelStage:
         wanted = [tensor for tensor in inputs if tensor.requires_grad]
         if not wanted:
             # Without an input that needs a gradient there is nothing to divide: all of it is for the weights.
-            self._undone[microbatch] = [grad.clone() for grad in grads]
+            self._undone[microbatch] = grads
             return []
         roots, came = self._roots(outputs, grads)
         groups = None if self._is_whole or not roots else divides(roots, wanted, self._params)

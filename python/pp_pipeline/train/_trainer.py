@@ -41,7 +41,7 @@ class Trainer:
     """Trains a model whose stages stand on several ranks, in the order of a schedule.
 
     `schedule` is a name that `pp schedule list` prints, or a file of that form that ends in .csv. `stages(s)` gives stage s of the
-    model, and is called on its rank; rank 0 calls it for every stage once, to learn what the stages make. `loss(output, *targets)`
+    model, and is called on its rank; rank 0 calls it for other stages, too, to learn what they make. `loss(output, *targets)`
     gives one number for a microbatch; `reduction` says whether it is a "mean" over its rows, or a "sum". `optimizer(parameters)` and
     `scheduler(optimizer)` are called for each stage. `clip` is the largest norm of all gradients together. `seed` decides all random
     numbers in the stages. `names(stage, name)` gives a weight or buffer of a stage its name in the whole model; without it that is
@@ -83,10 +83,10 @@ class Trainer:
         devices: list[str] | None = None,
         stuck_after: float | None = 600.0,
         first_after: float = 600.0,
-        report: str | None = None,
-        timeline: str | None = None,
+        report: str | os.PathLike[str] | None = None,
+        timeline: str | os.PathLike[str] | None = None,
         live: str | None = None,
-        live_token_file: str | None = None,
+        live_token_file: str | os.PathLike[str] | None = None,
         command: list[str] | None = None,
         timing: bool = False,
     ) -> None:
@@ -127,7 +127,8 @@ class Trainer:
     def step(self, batch: Any) -> float:
         """Trains on a batch, `(inputs, targets)`. Gives its loss, the same number at every rank.
 
-        Raises `NotFiniteError` if a loss or a gradient is not finite, and what `Job.run` raises if the job ends.
+        Raises `NotFiniteError` if a loss or a gradient is not finite, what `Job.run` raises if the job ends, `PipelineLostError` if
+        another pipeline ends it, and `OSError` if a checkpoint cannot be written.
         """
         verdict = self._call("train", batch)
         if verdict.norm is None:
@@ -217,8 +218,10 @@ class Trainer:
                 self._begin_again(raised)
                 self._play_all(self._kept.copy())
                 return self._end(None)
-        if self._restarts and self._run.is_rank_0:
-            self._report()
+        if self._restarts and self._run.is_rank_0 and self._checkpoints is not None:
+            self._checkpoints.forget()
+            if error is None:
+                self._report()
         if "PP_SUPERVISOR_PID" in os.environ and threading.current_thread() is threading.main_thread():
             # Nobody tells this program any more what to do.
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -334,14 +337,12 @@ class Trainer:
         self._start()
 
     def _report(self) -> None:
-        """Says in the report which ranks were lost, and that none is started again any more."""
-        assert self._checkpoints is not None
-        self._checkpoints.forget()
+        """Says in the report which ranks were lost."""
         path = self._of_job["report"]
         if path is not None and self._lost and os.path.exists(path):
             about = json.loads(Path(path).read_text())
             about["lost"] = [{key: value for key, value in one.items() if key != "at"} for one in self._lost]
-            about["restarts"] = len(self._lost)
+            about["run"]["restarts"] = len(self._lost)
             part = Path(f"{path}.part")
             part.write_text(json.dumps(about))
             part.replace(path)
@@ -372,11 +373,11 @@ class Trainer:
         for device in {one.device for one in (*inputs[0], *targets[0]) if one.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         self._meeting.offer(Turn(number, len(self.losses), mode, inputs, targets))
-        if self._run.is_rank_0:
-            for microbatch in range(self._settings.microbatches):
-                self._push(Item(self._sent(inputs[microbatch], targets[microbatch])))
-            self._push(Item(self._exchange))
         try:
+            if self._run.is_rank_0:
+                for microbatch in range(self._settings.microbatches):
+                    self._push(Item(self._sent(inputs[microbatch], targets[microbatch])))
+                self._push(Item(self._exchange))
             return self._meeting.verdict(self._goes_on)
         except BaseException as error:
             # The driver must not wait for a loop that has left.

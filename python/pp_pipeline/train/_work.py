@@ -24,7 +24,7 @@ from ._ties import Form, Tied, forms_of, ties_among, weights_of
 
 
 class Rank:
-    """The stages of the model that stand on this rank, and where their job is. The driver alone calls it."""
+    """The stages of the model that stand on this rank, and where their job is. The driver calls it, and the loop before a job."""
 
     meeting: Meeting
 
@@ -143,7 +143,7 @@ class Rank:
     # What travels.
 
     def forward_specs(self, number: int, inputs: Mapping[str, Spec], learns: bool = False) -> Specs:
-        """The tensors behind the forward of a stage. With `learns` it is kept, with what the stage's weights look like."""
+        """The tensors behind the forward of a stage. Keeps them, and what its weights look like; of the last one with `learns`."""
         if _shapes.is_exchange(inputs):
             return dict(inputs)
         if number == 0:
@@ -155,11 +155,10 @@ class Rank:
         is_last = number == self.settings.count - 1
         if is_last and not learns:
             return {}
-        module = self.stages[number].module if number in self.stages else self.settings.module(number)
+        module = self.stages[number].module if number in self.stages else self.settings.module(number, torch.device("cpu"))
         targets = {name: inputs[name] for name in _shapes.targets_in(tuple(inputs))}
         outputs = {} if is_last else {**_shapes.outputs_of(number, module, inputs), **targets}
-        if learns:
-            self._learnt[number] = dict(inputs), outputs, forms_of(weights_of(number, module, self.settings.names))
+        self._learnt[number] = dict(inputs), outputs, forms_of(weights_of(number, module, self.settings.names))
         return outputs
 
     def ties(self, specs: Specs) -> list[Tied]:
