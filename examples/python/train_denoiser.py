@@ -98,11 +98,11 @@ def picture(losses, path):
 
 def told(trainer, seconds, steps):
     """How the last steps went, which took so many seconds."""
-    # A bubble is the time of a rank in which it has nothing to do.
+    # The ranks are idle while none of their actions is at work: in bubbles, and at exchange, optimizer and data.
     work = MICROBATCHES * sum(sum(times.values()) for times in trainer.times().values())
-    bubble, memory = 1 - work / (RANKS * seconds / steps), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    idle, memory = 1 - work / (RANKS * seconds / steps), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     loss, patches = np.mean(trainer.losses[-steps:]), steps * MICROBATCHES * ROWS / seconds
-    return f"loss {loss:.6f}, {patches:.0f} patches/s, bubble {bubble:.0%}, {memory:.0f} MB at rank 0"
+    return f"loss {loss:.6f}, {patches:.0f} patches/s, idle {idle:.0%}, {memory:.0f} MB at rank 0"
 
 
 def learn(args):

@@ -55,7 +55,7 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 
 def layers_of(seconds: float, device: str = "cpu") -> int:
-    """Layers whose forward takes this long, on a CPU with one thread."""
+    """Layers whose forward takes this long."""
     rows, width, dtype = ON_GPUS if device != "cpu" else (ROWS, WIDTH, torch.float32)
     net, x, took = stage(8, width).to(device, dtype), torch.randn(rows, width, device=device, dtype=dtype), []
     for _ in range(10):
@@ -470,14 +470,14 @@ def main() -> None:
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=cases, help="what comes behind gpus are single ranks, for the others")
-    parser.add_argument("--pp", default=str(ROOT / "target/release/pp"), help="the program pp, for `simulate`")
+    parser.add_argument("--pp", default=str(ROOT / "target/release/pp"), help="the program pp, for `simulate` and `gpus`")
     parser.add_argument("--times", type=int, default=5, help="runs, or pairs of runs, of which the median counts")
     parser.add_argument("--steps", type=int, default=5, help="steps of a run that count")
     parser.add_argument("--kind", choices=KINDS, default="1f1b", help="the schedule of a single rank")
     parser.add_argument("--device", default="cpu", help="the device of all ranks, for `host` and `memory`")
     parser.add_argument("--layers", type=int, default=8, help="the layers of a stage of a single rank")
     args = parser.parse_args()
-    if args.case == "simulate" and not Path(args.pp).exists():
+    if args.case in ("simulate", "gpus") and not Path(args.pp).exists():
         parser.error(f"there is no {args.pp}: cargo build --release --package pp-cli, or give --pp")
     torch.set_num_threads(1)
     cases[args.case](args)

@@ -349,7 +349,7 @@ def test_the_example_learns(tmp_path: Path) -> None:
         return done.stdout
 
     out = run()
-    losses = [float(loss) for loss in re.findall(r"loss (\S+), \d+ patches/s, bubble \d+%, \d+ MB", out)]
+    losses = [float(loss) for loss in re.findall(r"loss (\S+), \d+ patches/s, idle \d+%, \d+ MB", out)]
     assert len(losses) == 20 and losses[-1] < 0.9 * losses[0], out
     gains = re.findall(r"\S+ dB with noise.*", out)
     assert len(gains) == 2 and all(float(gain.split()[-2]) > 0 for gain in gains), out

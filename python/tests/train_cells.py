@@ -29,7 +29,7 @@ WIDTH, ROWS = 8, 2
 
 
 class First(nn.Module):
-    """Takes numbers of words beside floats: what has no gradient goes on as it is."""
+    """Takes token ids beside floats: what has no gradient goes on as it is."""
 
     def __init__(self) -> None:
         super().__init__()
