@@ -56,7 +56,7 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 def layers_of(seconds: float, device: str = "cpu") -> int:
     """Layers whose forward takes this long."""
-    rows, width, dtype = ON_GPUS if device != "cpu" else (ROWS, WIDTH, torch.float32)
+    rows, width, dtype = size_on(device)
     net, x, took = stage(8, width).to(device, dtype), torch.randn(rows, width, device=device, dtype=dtype), []
     for _ in range(10):
         begun = time.perf_counter()
@@ -90,40 +90,6 @@ def costs_in(trainer: train.Trainer) -> list[list[float]]:
     return costs
 
 
-def ours(args: argparse.Namespace) -> None:
-    """A rank of ours. Rank 0 prints what it has measured."""
-    data = batch()
-    with train.Trainer(
-        args.kind, ranks=2, stages_per_rank=KINDS[args.kind], microbatches=MICROBATCHES, stages=lambda _: stage(args.layers),
-        loss=nn.functional.mse_loss, optimizer=sgd, timing=True,
-    ) as trainer:  # fmt: skip
-        costs: list[Any] = []
-        took = steps_of(lambda: trainer.step(data), args.steps, lambda: costs.append(costs_in(trainer)))
-        if 0 in trainer.modules:
-            print(json.dumps({"steps": took, "costs": costs[WARM_UP:]}), flush=True)
-
-
-def theirs(args: argparse.Namespace) -> None:
-    """A rank of PyTorch's."""
-    from torch.distributed import pipelining
-
-    torch.distributed.init_process_group("gloo")
-    rank, own, (inputs, targets) = torch.distributed.get_rank(), stage(args.layers), batch()
-    of_rank = pipelining.PipelineStage(own, rank, 2, torch.device("cpu"))
-    made = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}[args.kind]
-    schedule, optimizer = made(of_rank, MICROBATCHES, loss_fn=nn.functional.mse_loss), sgd(own.parameters())
-
-    def step() -> None:
-        schedule.step(inputs) if rank == 0 else schedule.step(target=targets, losses=[])
-        optimizer.step()
-        optimizer.zero_grad()
-
-    took = steps_of(step, args.steps)
-    if rank == 0:
-        print(json.dumps({"steps": took}), flush=True)
-    torch.distributed.destroy_process_group()
-
-
 def length_of(trainer: train.Trainer) -> float:
     """The seconds from the start of the first action of the last step to the end of the last."""
     verdict = trainer._verdict
@@ -139,24 +105,16 @@ class Still(torch.optim.SGD):
         pass
 
 
-def stage_on(rank: int, layers: int) -> nn.Module:
-    """A stage that is made on the GPU of its rank."""
-    _, width, dtype = ON_GPUS
-    with torch.device("cuda", rank):
-        return stage(layers, width).to(dtype)
-
-
-def on_gpus(args: argparse.Namespace) -> None:
-    """A rank of ours on its GPU. Rank 0 prints what it has measured."""
-    (rows, width, dtype), rank = ON_GPUS, int(os.environ["RANK"])
-    data = [one.to(dtype) for one in batch(rows, width, f"cuda:{rank}")]
+def ours(args: argparse.Namespace) -> None:
+    """A rank of ours. Rank 0 prints what it has measured."""
+    rank, data, make, optimizer = terms_of(args)
+    on_gpu = args.device != "cpu"
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         with train.Trainer(
-            args.kind, ranks=2, stages_per_rank=KINDS[args.kind], microbatches=MICROBATCHES,
-            stages=lambda _: stage_on(rank, args.layers), loss=nn.functional.mse_loss,
-            optimizer=lambda params: Still(params, 0.0), devices=["cuda:0", "cuda:1"], own_inputs=True, own_targets=True, timing=True,
-            report=str(report) if rank == 0 else None,
+            args.kind, ranks=2, stages_per_rank=KINDS[args.kind], microbatches=MICROBATCHES, stages=lambda _: make(),
+            loss=nn.functional.mse_loss, optimizer=optimizer, devices=["cuda:0", "cuda:1"] if on_gpu else None, own_inputs=on_gpu,
+            own_targets=on_gpu, timing=True, report=report if rank == 0 else None,
         ) as trainer:  # fmt: skip
             costs: list[Any] = []
             took = steps_of(lambda: trainer.step(data), args.steps, lambda: costs.append((costs_in(trainer), length_of(trainer))))
@@ -165,37 +123,55 @@ def on_gpus(args: argparse.Namespace) -> None:
             print(json.dumps({"steps": took, "costs": costs[WARM_UP:], "cause": cause}), flush=True)
 
 
-def theirs_on_gpus(args: argparse.Namespace) -> None:
-    """A rank of PyTorch's on its GPU."""
+def theirs(args: argparse.Namespace) -> None:
+    """A rank of PyTorch's."""
     from torch.distributed import pipelining
 
-    (rows, width, dtype), rank = ON_GPUS, int(os.environ["RANK"])
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    torch.distributed.init_process_group("nccl", device_id=device)
-    inputs, targets = (one.to(dtype) for one in batch(rows, width, str(device)))
+    rank, (inputs, targets), make, optimizer = terms_of(args)
+    device = inputs.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.distributed.init_process_group("nccl", device_id=device)
+    else:
+        torch.distributed.init_process_group("gloo")
     count = KINDS[args.kind]
-    own = [stage_on(rank, args.layers) for _ in range(count)]
+    own = nn.ModuleList(make() for _ in range(count))
     stages = [pipelining.PipelineStage(module, rank + 2 * at, 2 * count, device) for at, module in enumerate(own)]
     made = {
         "gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B, "interleaved": pipelining.ScheduleInterleaved1F1B,
         "interleaved-zb": pipelining.ScheduleInterleavedZeroBubble,
     }  # fmt: skip
     schedule = made[args.kind](stages if count > 1 else stages[0], MICROBATCHES, loss_fn=nn.functional.mse_loss)
+    of_weights = optimizer(own.parameters())
 
     def step() -> None:
         schedule.step(*[inputs][:1 - rank], **({"target": targets, "losses": []} if rank else {}))
-        torch.cuda.synchronize()
+        of_weights.step()
+        settle(device.type)
+        of_weights.zero_grad()
 
-    def cleared() -> None:
-        step()
-        for module in own:
-            module.zero_grad()
-
-    took = steps_of(cleared, args.steps)
+    took = steps_of(step, args.steps)
     if rank == 0:
         print(json.dumps({"steps": took}), flush=True)
     torch.distributed.destroy_process_group()
+
+
+def terms_of(args: argparse.Namespace) -> tuple[int, list[torch.Tensor], Any, Any]:
+    """The number of this rank, its batch, what makes a stage of its, and its optimizer: on a GPU one that moves nothing."""
+    rank = int(os.environ["RANK"])
+    device = torch.device("cpu" if args.device == "cpu" else f"cuda:{rank}")
+    rows, width, dtype = size_on(args.device)
+
+    def make() -> nn.Module:
+        with device:
+            return stage(args.layers, width).to(dtype)
+
+    return rank, [one.to(dtype) for one in batch(rows, width, str(device))], make, sgd if args.device == "cpu" else Still
+
+
+def size_on(device: str) -> tuple[int, int, torch.dtype]:
+    """Rows, width and type of a microbatch."""
+    return (ROWS, WIDTH, torch.float32) if device == "cpu" else ON_GPUS
 
 
 def gpus(args: argparse.Namespace) -> None:
@@ -222,8 +198,8 @@ def gpus(args: argparse.Namespace) -> None:
         for kind, must in GPUS_MUST.items():
             each = max(1, round(layers / KINDS[kind]))
             for _ in range(args.times):
-                run = measured("on_gpus", kind, each, args.steps, "cuda")[0]
-                other = statistics.median(measured("theirs_on_gpus", kind, each, args.steps, "cuda")[0]["steps"])
+                run = measured("ours", kind, each, args.steps, "cuda")[0]
+                other = statistics.median(measured("theirs", kind, each, args.steps, "cuda")[0]["steps"])
                 rows = []
                 for took, (costs, step) in zip(run["steps"], run["costs"]):
                     ideal = sum(map(sum, costs)) * MICROBATCHES / 2
@@ -277,7 +253,7 @@ def simulate(args: argparse.Namespace) -> None:
         rows = []
         for _ in range(args.times):
             run = measured("ours", kind, layers, args.steps)[0]
-            steps = [(step, simulated(args.pp, kind, costs)) for step, costs in zip(run["steps"], run["costs"])]
+            steps = [(step, simulated(args.pp, kind, costs)) for step, (costs, _) in zip(run["steps"], run["costs"])]
             rows.append(sorted((step / ideal, step, ideal) for step, ideal in steps)[len(steps) // 2])
         ratio, step, ideal = sorted(rows)[len(rows) // 2]
         print(f"{kind:<16}{step:>10.3f}{ideal:>11.3f}{ratio:>8.3f}", flush=True)
@@ -466,7 +442,7 @@ def step_of(ranks: list[subprocess.Popen[str]]) -> float:
 def main() -> None:
     cases = {
         "simulate": simulate, "host": host, "torch": against_torch, "memory": memory, "gpus": gpus, "ours": ours, "theirs": theirs,
-        "kept": kept, "on_gpus": on_gpus, "theirs_on_gpus": theirs_on_gpus,
+        "kept": kept,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=cases, help="what comes behind gpus are single ranks, for the others")
