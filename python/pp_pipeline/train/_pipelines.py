@@ -346,13 +346,14 @@ class Pipelines:
         try:
             work.wait()
         except RuntimeError as error:
-            self._wait(lambda: self._lost() is not None, 5.0, checks=False)
-            self.check()
             text = f"a collective between the ranks {self._holders} of the world failed: {error}"
-            if self.count > 2:
-                raise RuntimeError(text) from error
-            other = 1 - self.number
-            raise PipelineLostError(other, self._holders[other], text) from error
+            if not self._wait(lambda: self._lost() is not None, 0.8, checks=False) and self.count == 2:
+                # No rank of the other pipeline is left that could tell.
+                other = 1 - self.number
+                self._tell(lost=other, rank=self._holders[other], cause=text[:1000])
+                self._wait(lambda: self._lost() is not None, 1.0, checks=False)
+            self.check()
+            raise RuntimeError(text) from error
 
     def finding(self, own: dict[str, Any] | None) -> dict[str, Any] | None:
         """The first tensor that is not finite in any pipeline, with the number of the pipeline."""
