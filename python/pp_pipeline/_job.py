@@ -266,6 +266,11 @@ class Job:
                 )
             )
         number = self._number()
+        if self._schedule is not None and has_others and placed is None and self._command is None and number > 1:
+            raise RuntimeError(
+                "this trainer comes behind another job of the program, and its other ranks would run that again: begin it first, give "
+                "command=[sys.executable, 'worker.py'], or start all ranks with a launcher (torchrun)"
+            )
         # All ranks of a job that trains come to its loop, and go on behind it.
         _has_opened = _has_opened or (read is None and self._schedule is None)
         command = self._command or []
@@ -280,6 +285,10 @@ class Job:
             # Rank 0 hears of Ctrl-C, and tells this rank what to do.
             signal.signal(signal.SIGINT, lambda number, frame: None)
         is_rank_0 = placed is None or placed[0] == 0
+        for argument, path in zip(("report", "timeline"), self._files, strict=True):
+            folder = os.path.dirname(path or "") or "."
+            if is_rank_0 and not os.path.isdir(folder):
+                raise FileNotFoundError(f"{argument}={path!r}: there is no folder {folder!r}: create it")
         program = Program(
             self._places, self._given, self._most, self._arrays, self._devices, flow.lends, read, self._steps, restarts, self._profile
         )

@@ -225,7 +225,7 @@ if __name__ == "__main__":
         ("own.step(batch()) if k < 2 or rank == 0 else 1 / 0", "rank 1.*ZeroDivisionError"),
         ("own.step(batch()) if k < 2 or rank == 1 else 1 / 0", "ZeroDivisionError"),
         ("own.step(batch()) if k < 2 or rank == 0 else None", "loop of rank 1 ended after 2 calls"),
-        ("own.step(batch()) if k < 2 or rank == 1 else None", "loop of rank 0 has ended"),
+        ("own.step(batch()) if k < 2 or rank == 1 else None", "loop of rank 0 ended after 2 calls"),
         ("own.step(batch()) if k < 2 or rank == 0 else own.evaluate(batch())", "let all ranks run the same loop"),
     ],
 )
@@ -245,12 +245,42 @@ if __name__ == "__main__":
     assert code != 0
 
 
+def test_a_second_trainer_and_an_output_that_changes_are_refused(film: Film) -> None:
+    code, out, error = film.run(
+        HEAD
+        + """
+if __name__ == "__main__":
+    with trainer() as own:
+        own.step(batch())
+    try:
+        trainer().step(batch())
+    except RuntimeError as raised:
+        print(raised)
+"""
+    )
+    assert code == 0 and "comes behind another job of the program" in out, (out, error)
+    code, out, error = film.run(
+        HEAD
+        + """
+class Other(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).to(torch.float32 if self.training else torch.float64)
+
+if __name__ == "__main__":
+    with trainer(stages=lambda s: Other(3, 3)) as own:
+        own.step(batch())
+        own.evaluate(batch())
+"""
+    )
+    assert code != 0 and "stage 0 gave (2, 3) torch.float64 as output 0, and (2, 3) torch.float32 before" in error, (out, error)
+
+
 def test_what_cannot_be_trained_is_refused() -> None:
     good = dict(
         ranks=2, microbatches=4, stages=lambda s: torch.nn.Linear(2, 2), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD
     )
     for schedule, more, words in [
-        ("1f1", {}, "1f1b"),
+        ("1f1", {}, "schedule '1f1': .*1f1b"),
         ("1f1b", {"reduction": "max"}, "reduction="),
         ("1f1b", {"clip": 0}, "clip="),
         ("zbv", {}, "stages a rank"),
@@ -265,6 +295,15 @@ def test_what_cannot_be_trained_is_refused() -> None:
     ]:
         with pytest.raises((ValueError, TypeError), match=words):
             train.Trainer("1f1b", **{**good, "stages": stages, "names": names}).step((torch.ones(4, 2),) * 2)  # type: ignore[arg-type]
+    data = [(torch.ones(4, 2),) * 2]
+    for wrong, words in [
+        ({"optimizer": lambda p: None}, "optimizer gave None for stage 0"),
+        ({"loss": lambda y, t: (y - t).square().mean().detach()}, "with its gradient"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            train.run_plain("1f1b", data, **{**good, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match="report='missing/r.json': there is no folder 'missing'"):
+        train.Trainer("1f1b", report="missing/r.json", **good).step(data[0])  # type: ignore[arg-type]
     same = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="stages 0 and 1 share a Parameter"):
         train.run_plain("1f1b", [], **{**good, "stages": lambda s: same})  # type: ignore[arg-type]

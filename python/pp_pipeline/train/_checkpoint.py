@@ -56,6 +56,8 @@ class Checkpoints:
 
     def _clear(self, resume: bool) -> None:
         """Rank 0 removes what an earlier job left unfinished."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"checkpoint={os.fspath(self.folder)!r} is a file: give a folder")
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._steps() and not resume:
             raise ValueError(

@@ -98,12 +98,15 @@ class Settings:
 
 
 def _schedule(given: str, ranks: int | None, stages_per_rank: int, microbatches: int) -> _native.Schedule:
-    if not given.endswith(".csv"):
-        if ranks is None:
-            raise TypeError(f"schedule {given!r} takes ranks=: on how many ranks the model stands")
-        return _native.Schedule.build(given, ranks, stages_per_rank, microbatches)
-    with open(given, encoding="utf-8") as file:
-        made = _native.Schedule.csv(file.read(), given)
+    if not given.endswith(".csv") and ranks is None:
+        raise TypeError(f"schedule {given!r} takes ranks=: on how many ranks the model stands")
+    try:
+        if ranks is not None and not given.endswith(".csv"):
+            return _native.Schedule.build(given, ranks, stages_per_rank, microbatches)
+        with open(given, encoding="utf-8") as file:
+            made = _native.Schedule.csv(file.read(), given)
+    except ValueError as error:
+        raise ValueError(f"schedule {given!r}: {error}") from None
     if made.microbatches != microbatches:
         raise ValueError(f"microbatches={microbatches}, and {given} has {made.microbatches}: give that number")
     has = max(made.rank_of) + 1

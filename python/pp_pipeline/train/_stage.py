@@ -78,6 +78,8 @@ class ModelStage:
         self.weights = weights_of(number, self.module, settings.names)
         self._ties: dict[str, Tied] = {}
         self.optimizer = settings.optimizer(self._params) if self._params else None
+        if self._params and not hasattr(self.optimizer, "step"):
+            raise TypeError(f"optimizer gave {self.optimizer!r} for stage {number}: it gives a torch.optim.Optimizer")
         scheduler = settings.scheduler
         self.scheduler = scheduler(self.optimizer) if scheduler is not None and self.optimizer is not None else None
         # Of each microbatch: its outputs and inputs until the backward, and what is left for the weights.
@@ -133,11 +135,13 @@ class ModelStage:
         outputs = outputs_in(made, self.number)
         if self._is_last:
             loss = self._settings.loss(made, *targets)
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                raise TypeError(f"loss gave {loss!r}: it gives a tensor of one number")
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (self._trains and not loss.requires_grad):
+                raise TypeError(f"loss gave {loss!r}: it gives a tensor of one number, with its gradient")
             self.losses[microbatch] = loss.detach()
             outputs = (loss,)
         if self._looks:
+            if self.number == 0:
+                self._look(0, microbatch, ((f"input {at}", one) for at, one in enumerate(inputs)))
             self._look(0, microbatch, (("loss" if self._is_last else f"output {at}", output) for at, output in enumerate(outputs)))
         if self._trains:
             if checkpoints is not None:

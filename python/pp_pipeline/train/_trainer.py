@@ -408,7 +408,10 @@ class Trainer:
         if self._run.is_over(0.0):
             self._is_closed = True
             self._run.finish()
-            raise RuntimeError(f"the job ended after {self._calls - 1} calls of step and evaluate: the loop of rank 0 has ended")
+            raise RuntimeError(
+                f"the loop of rank 0 ended after {self._calls - 1} calls of step and evaluate, and this one goes on: give all ranks "
+                "equally many batches"
+            )
 
     def _begin(self, inputs: Tensors, targets: Tensors) -> None:
         terms = self._settings

@@ -305,8 +305,14 @@ class Forward(_Work):
         made = self.stage.forward((turn.step, microbatch), inputs, targets)
         if is_last:
             return
-        for name, one in zip(_shapes.inputs_in(out._names), made, strict=True):
-            out[name].copy_(one.detach())
+        for at, (name, one) in enumerate(zip(_shapes.inputs_in(out._names), made, strict=True)):
+            slot = out[name]
+            if slot.shape != one.shape or slot.dtype != one.dtype:
+                raise TypeError(
+                    f"stage {self.number} gave {tuple(one.shape)} {one.dtype} as output {at}, and {tuple(slot.shape)} {slot.dtype} before: "
+                    "give one shape and type"
+                )
+            slot.copy_(one.detach())
         for name in to_pass:
             out[name].copy_(chunk[name])
 
