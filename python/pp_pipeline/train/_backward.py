@@ -67,7 +67,7 @@ def _above(start: list[Node], ends: set[Node], users: dict[Node, list[Node]]) ->
 
 
 def _groups(roots: list[Node], inputs: list[Node], weights: list[Node], users: dict[Node, list[Node]]) -> list[_Group] | None:
-    """The weights by the nodes where they meet what depends on the inputs; None if one of them has a gradient by another way."""
+    """The weights by the nodes where they meet what depends on the inputs; None if one of them has a gradient by another way than inputs."""
     of_inputs, _ = _above(inputs, set(), users)
     by_node: dict[Node, tuple[set[Node], set[Node]]] = {}
     for weight in weights:
@@ -86,7 +86,7 @@ def _groups(roots: list[Node], inputs: list[Node], weights: list[Node], users: d
 
 
 def divides(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[_Group] | None:
-    """How the backward of these outputs is divided; None if a weight has a gradient that comes by no input."""
+    """How the backward of these outputs is divided; None if a weight has a gradient by another way than inputs."""
     roots, of_inputs, of_weights = ([node for node in map(node_of, of) if node is not None] for of in (outputs, inputs, weights))
     return _groups(roots, of_inputs, of_weights, users_below(roots))
 

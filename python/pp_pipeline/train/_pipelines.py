@@ -163,6 +163,8 @@ class Pipelines:
         for group in (self._host_group, self._group):
             # One whose collective does not end would wait for that where it is destroyed, at the end of the program.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        # The other ranks read the news before this one is gone, and the store with it.
+        time.sleep(2 * _EVERY)
         if isinstance(error, PipelineLostError) or self._is_told:
             return
         # What ended the own job may be younger news than its end.
@@ -347,7 +349,7 @@ class Pipelines:
             work.wait()
         except RuntimeError as error:
             text = f"a collective between the ranks {self._holders} of the world failed: {error}"
-            if not self._wait(lambda: self._lost() is not None, 0.8, checks=False) and self.count == 2:
+            if not self._wait(lambda: self._lost() is not None, 0.5, checks=False) and self.count == 2:
                 # No rank of the other pipeline is left that could tell.
                 other = 1 - self.number
                 self._tell(lost=other, rank=self._holders[other], cause=text[:1000])
