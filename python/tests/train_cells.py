@@ -1,7 +1,8 @@
 """Trains many small models, each by a schedule and in one process, and compares the bits.
 
 `train_cells.py RANKS STAGES_PER_RANK MICROBATCHES STEPS` starts the ranks, and takes every schedule at all sizes up to these. `--device
-cuda:0` puts all ranks, and the one process, on one GPU. `--break` makes a mistake in the ranks on purpose, which must be found.
+cuda:0` puts all ranks, and the one process, on one GPU; `cuda:0,cuda:1` puts the ranks on two in turn, and the one process on the first.
+`--break` makes a mistake in the ranks on purpose, which must be found.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def batches(steps: int, microbatches: int, dtype: torch.dtype) -> list[Any]:
     return [batch() for _ in range(steps)]
 
 
-def one(kind: str, size: tuple[int, int, int], steps: int, device: str, dtype: torch.dtype) -> str:
+def one(kind: str, size: tuple[int, int, int], steps: int, devices: list[str], dtype: torch.dtype) -> str:
     """What differs between a job and one process; nothing if all is well."""
     ranks, stages_per_rank, microbatches = size
     count = ranks * stages_per_rank
@@ -110,14 +111,14 @@ def one(kind: str, size: tuple[int, int, int], steps: int, device: str, dtype: t
     rank = _native.place()[0]  # type: ignore[index]
     rank_of = _native.Schedule.build(kind, *size).rank_of
     gradients = {number: [] for number in range(count) if rank_of[number] == rank}
-    with Trainer(kind, devices=[device] * ranks, **terms(gradients)) as trainer:
+    with Trainer(kind, devices=(devices * ranks)[:ranks], **terms(gradients)) as trainer:
         for step, batch in enumerate(data):
             losses.append(trainer.step(batch))
             if step == 0:
                 trainer.evaluate(batch)
         own = trainer.modules
     wanted: dict[int, list[list[torch.Tensor]]] = {number: [] for number in range(count)}
-    plain_losses, plain = _plain(kind, data, dict(device=device, **terms(wanted)))
+    plain_losses, plain = _plain(kind, data, dict(device=devices[0], **terms(wanted)))
     if losses != plain_losses:
         return f"losses {losses}, and {plain_losses} in one process"
     for number, module in own.items():
@@ -125,7 +126,7 @@ def one(kind: str, size: tuple[int, int, int], steps: int, device: str, dtype: t
             *zip(sum(gradients[number], []), sum(wanted[number], []), strict=True),
             *zip(module.state_dict().values(), plain[number].state_dict().values(), strict=True),
         ]
-        if not all(torch.equal(a, b) for a, b in pairs):
+        if not all(torch.equal(a.to(b.device), b) for a, b in pairs):
             return f"gradients or weights of stage {number}"
     return ""
 
@@ -230,7 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("ranks", "stages_per_rank", "microbatches", "steps"):
         parser.add_argument(name, type=int)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="one for all ranks, or several in turn: cuda:0,cuda:1")
     parser.add_argument("--dtype", default="float32", help="of weights and activations, such as bfloat16")
     parser.add_argument("--break", dest="mistake", choices=MISTAKES)
     args = parser.parse_args()
@@ -252,7 +253,7 @@ def main() -> None:
                 if args.ranks * stages_per_rank == 1:
                     continue
                 cells += 1
-                differs = one(kind, size, args.steps, args.device, getattr(torch, args.dtype))
+                differs = one(kind, size, args.steps, args.device.split(","), getattr(torch, args.dtype))
                 if differs:
                     wrong += 1
                     say(f"{kind} {size}: {differs}")
