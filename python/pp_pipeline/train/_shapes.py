@@ -25,6 +25,12 @@ FINDING = 2560
 # The kinds of actions, in the order in which their times travel.
 OPS = "FIWB"
 
+if torch.backends.cuda.is_built() and not torch.cuda.is_available():
+    # Of a PyTorch for CUDA on a machine without a GPU (2.11), the first thread that does this keeps what all others use, and they
+    # crash once it has ended. This one outlives the driver of a job.
+    with FakeTensorMode():
+        pass
+
 
 @functools.cache
 def inputs_in(names: tuple[str, ...]) -> list[str]:
