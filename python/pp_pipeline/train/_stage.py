@@ -213,12 +213,16 @@ class ModelStage:
         """Makes the gradients of the step of what was added up, and gives the sum of their squares in f64, without tied weights."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         tied = {id(self.weights[name]) for name in self._ties}
-        for p in self._params:
-            if p.grad is None:
-                continue
-            # Parts stay in a processor's cache. A GPU takes all at once.
-            is_cut = p.grad.is_contiguous() and self.device.type == "cpu"
-            for part in p.grad.view(-1).split(_PART) if is_cut else [p.grad]:
+        made = [p for p in self._params if p.grad is not None]
+        if self.device.type == "cuda":
+            # A GPU takes all at once, and squares what it reads.
+            if made and self._settings.reduction == "mean":
+                torch._foreach_div_([p.grad for p in made], self._settings.microbatches)
+            own = [p.grad for p in made if id(p) not in tied]
+            return total + torch.stack(torch._foreach_norm(own, 2, dtype=torch.float64)).square_().sum() if own else total
+        for p in made:
+            # Parts stay in a processor's cache.
+            for part in p.grad.view(-1).split(_PART) if p.grad.is_contiguous() else [p.grad]:
                 if self._settings.reduction == "mean":
                     part.div_(self._settings.microbatches)
                 if id(p) not in tied:
@@ -284,11 +288,9 @@ class ModelStage:
             for buffer, before in self._buffers:
                 buffer.copy_(before)
         elif self.optimizer is not None:
-            clip = self._settings.clip
-            if clip is not None and norm > clip:
-                for p in self._params:
-                    if p.grad is not None:
-                        p.grad.mul_(clip / norm)
+            clip, grads = self._settings.clip, [p.grad for p in self._params if p.grad is not None]
+            if grads and clip is not None and norm > clip:
+                torch._foreach_mul_(grads, clip / norm)
             self.optimizer.step()
             if self.scheduler is not None:
                 self.scheduler.step()
