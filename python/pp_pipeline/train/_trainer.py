@@ -372,7 +372,10 @@ class Trainer:
         # Other streams read what the loop has issued on a GPU.
         for device in {one.device for one in (*inputs[0], *targets[0]) if one.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        self._meeting.offer(Turn(number, len(self.losses), mode, inputs, targets))
+        turn = Turn(number, len(self.losses), mode, inputs, targets)
+        if number > 0:
+            self._rank.prepare(turn)
+        self._meeting.offer(turn)
         try:
             if self._run.is_rank_0:
                 for microbatch in range(self._settings.microbatches):

@@ -81,17 +81,22 @@ class Rank:
             self.stages[number] = stage
         return self.stages[number]
 
+    def prepare(self, turn: Turn) -> None:
+        """Begins a turn at all stages. The loop does it ahead of the driver, whose first work is one that other ranks wait for."""
+        for stage in self.stages.values() if turn.computes else ():
+            stage.begin(turn.trains, turn.mode == "look")
+
     def turn(self, number: int) -> Turn:
         """The turn that the driver is at. At its first work in it the driver waits for the loop."""
         if self._turn is None or self._turn.number != number:
             turn = self.meeting.turn()
             assert turn.number == number
-            device = torch.device("cpu")
+            if number == 0:
+                # The loop did not have the stages yet.
+                self.prepare(turn)
             torch.set_grad_enabled(turn.trains)
-            for stage in self.stages.values() if turn.computes else ():
-                stage.begin(turn.trains, turn.mode == "look")
-                device = stage.device
-            self._random = Randomness(device)
+            devices = [stage.device for stage in self.stages.values() if turn.computes]
+            self._random = Randomness(devices[0] if devices else torch.device("cpu"))
             self._turn, self._left, self._verdict = turn, self.settings.schedule.rank_of.count(self.rank), None
             self._added.clear()
             if self.pipelines is not None:
