@@ -93,7 +93,7 @@ def test_a_divided_backward_adds_the_gradients_of_a_whole_one() -> None:
         groups = _backward.divides([y], [x], weights)
         assert groups is not None
         divided += _backward.backward_input([y], None, [x], groups)
-        _backward.backward_weight(weights, groups)
+        _backward.backward_weight(groups)
     assert all(torch.equal(a, b) for a, b in zip(whole, divided + [weight.grad for weight in weights], strict=True))
 
 

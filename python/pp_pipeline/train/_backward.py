@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge, Node
 class _Group:
     """Weights that hang on the same nodes of the graph, and the gradients that came to those nodes."""
 
-    weights: set[Node]
+    weights: dict[Node, torch.Tensor]
     nodes: list[Node]
     grads: list[tuple[torch.Tensor | None, ...] | None] = field(default_factory=list)
 
@@ -66,13 +66,13 @@ def _above(start: list[Node], ends: set[Node], users: dict[Node, list[Node]]) ->
     return above, met
 
 
-def _groups(roots: list[Node], inputs: list[Node], weights: list[Node], users: dict[Node, list[Node]]) -> list[_Group] | None:
+def _groups(
+    roots: list[Node], inputs: list[Node], weights: dict[Node, torch.Tensor], users: dict[Node, list[Node]]
+) -> list[_Group] | None:
     """The weights by the nodes where they meet what depends on the inputs; None if one of them has a gradient by another way than inputs."""
     of_inputs, _ = _above(inputs, set(), users)
     by_node: dict[Node, tuple[set[Node], set[Node]]] = {}
     for weight in weights:
-        if weight not in users:
-            continue
         above, met = _above([weight], of_inputs, users)
         if not met or not above.isdisjoint(roots):
             return None
@@ -82,13 +82,16 @@ def _groups(roots: list[Node], inputs: list[Node], weights: list[Node], users: d
         for node in group[1]:
             by_node[node] = group
     unique = {id(group): group for group in by_node.values()}
-    return [_Group(of, list(nodes)) for of, nodes in unique.values()]
+    return [_Group({node: weights[node] for node in of}, list(nodes)) for of, nodes in unique.values()]
 
 
 def divides(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[_Group] | None:
     """How the backward of these outputs is divided; None if a weight has a gradient by another way than inputs."""
-    roots, of_inputs, of_weights = ([node for node in map(node_of, of) if node is not None] for of in (outputs, inputs, weights))
-    return _groups(roots, of_inputs, of_weights, users_below(roots))
+    roots, of_inputs = ([node for node in map(node_of, of) if node is not None] for of in (outputs, inputs))
+    users, wanted = users_below(roots), {id(weight) for weight in weights}
+    # The graph names the weights in it, which takes less than asking each weight for its node.
+    leaves = ((node, node.variable) for node in users if hasattr(node, "variable") and not node.next_functions)
+    return _groups(roots, of_inputs, {node: weight for node, weight in leaves if id(weight) in wanted}, users)
 
 
 def backward_input(
@@ -103,9 +106,8 @@ def backward_input(
         return list(torch.autograd.grad(outputs, inputs, grads, retain_graph=True, allow_unused=True))
 
 
-def backward_weight(weights: Sequence[torch.Tensor], groups: list[_Group]) -> None:
+def backward_weight(groups: list[_Group]) -> None:
     """Adds the gradients of the weights to them."""
-    by_node = {node_of(weight): weight for weight in weights}
     for group in groups:
         edges, grads = [], []
         for came, node in zip(group.grads, group.nodes, strict=True):
@@ -115,16 +117,11 @@ def backward_weight(weights: Sequence[torch.Tensor], groups: list[_Group]) -> No
                     grads.append(grad)
         if not edges:
             continue
-        of = list(group.weights)
         with ExitStack() as hooks:
             if len(group.nodes) > 1:
                 # A node below another one would get that one's gradient a second time.
                 for came, node in zip(group.grads, group.nodes, strict=True):
                     hooks.callback(node.register_prehook(lambda _, came=came: came).remove)
             # Another group may go through the same nodes. The graph goes with the groups.
-            made = torch.autograd.grad(edges, [GradientEdge(node, 0) for node in of], grads, retain_graph=True)
-        for node, grad in zip(of, made, strict=True):
-            weight = by_node[node]
-            # Two weights may have got one tensor, or an expanded one.
-            weight.grad = torch.empty_like(weight).copy_(grad) if weight.grad is None else weight.grad.add_(grad)
+            torch.autograd.backward(edges, grads, retain_graph=True, inputs=list(group.weights.values()))
         group.nodes, group.grads = [], []

@@ -197,7 +197,7 @@ class ModelStage:
         if microbatch in self._kept:
             self.backward(microbatch, undone)
         elif undone is not None:
-            backward_weight(self._params, undone)
+            backward_weight(undone)
         if self._looks:
             self._look_behind(microbatch, [])
 

@@ -95,6 +95,8 @@ class Rank:
                 # The loop did not have the stages yet.
                 self.prepare(turn)
             torch.set_grad_enabled(turn.trains)
+            # A backward on this thread: handing each part of one to PyTorch's thread of the device takes longer than issuing it.
+            torch.autograd.set_multithreading_enabled(False)
             devices = [stage.device for stage in self.stages.values() if turn.computes]
             self._random = Randomness(devices[0] if devices else torch.device("cpu"))
             self._turn, self._left, self._verdict = turn, self.settings.schedule.rank_of.count(self.rank), None
