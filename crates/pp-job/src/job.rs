@@ -62,12 +62,13 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// A job whose ranks work in the order of a training schedule, with its depth and its slots. It takes no restarts, and
-    /// no [`Job::depth`] below that of the schedule.
+    /// A job whose ranks work in the order of a training schedule, with its slots and a depth of two more than it has in
+    /// flight, so that a GPU has its next forward before it is done with a backward. The order alone bounds what a rank keeps.
+    /// It takes no restarts, and no [`Job::depth`] below that of the schedule.
     #[must_use]
     pub fn scheduled(config: &'a Config, schedule: &'a Runnable) -> Self {
         Self {
-            depth: schedule.depth(),
+            depth: (schedule.depth() + 2).min(MAX_DEPTH),
             schedule: Some(schedule),
             ..Self::new(config, schedule.pipeline())
         }
@@ -328,7 +329,8 @@ mod tests {
         let job = Job::scheduled(&config, &runnable);
         assert!(job.check().is_ok());
         let depth = runnable.depth();
-        assert!(job.depth(depth + 1).check().is_ok());
+        assert!(job.depth > depth);
+        assert!(job.depth(depth).check().is_ok());
         for (job, remedy) in [
             (job.restarts(1), "leave --restarts out"),
             (job.depth(depth - 1), "leave the depth out"),
