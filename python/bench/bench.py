@@ -258,7 +258,8 @@ class Film(pp.Stage):
         # Of the kind that a chunk has: made outside of inference_mode.
         y = torch.randint(0, 255, self.shape, dtype=torch.uint8).to(self.at.device)
         made = self.outputs({"y": pp.Spec(self.shape, "uint8"), "uv": pp.Spec((0,), "uint8")}, pp.At(0, self.at.device, 0, 2))["h"]
-        h = torch.zeros(made.shape, dtype=getattr(torch, made.dtype), device=self.at.device)
+        # Zeros take a GPU less power, and so less time.
+        h = torch.randn(made.shape, dtype=getattr(torch, made.dtype), device=self.at.device).relu_()
         out = torch.empty_like(y if self.at.part == self.at.parts - 1 else h)
         calls = 40 if self.at.device != "cpu" else 2
         with torch.inference_mode():
@@ -324,9 +325,30 @@ def make_film(chunks: int, width: int, height: int) -> None:
 
 
 def film(args: argparse.Namespace) -> None:
-    """FFDNet over a film in memory, on GPUs between two CPUs, beside the network alone: a part on each device."""
-    chunks, report = args.chunks or 200, Path(os.environ["BENCH_FOLDER"]) / "report.json"
+    """FFDNet over a film in memory, on GPUs between two CPUs, beside the network alone: a part on each device, and all on the first."""
     devices = args.device.split(",")
+    runs = [filmed(args, devices, list(range(1, len(devices) + 1)))]
+    if len(devices) > 1:
+        runs.append(filmed(args, devices[:1], [1] * len(devices)))
+    # A rank knows what its own job has measured.
+    if None in runs:
+        return
+    alone, period = runs[0]
+    if len(devices) > 1:
+        allowed, reached = sum(map(np.median, alone)) / max(map(np.median, alone)), runs[1][1].mean() / period.mean()
+        print(f"times as fast as all on one: allowed {allowed:.3f}, reached {reached:.3f}: {reached / allowed:.4f} of it   must be >= 0.95")
+    else:
+        fps = [1e3 * FRAMES / one for one in (np.median(alone[0]), period.mean())]
+        print(f"frames/s: allowed {fps[0]:.0f}, film to film {fps[1]:.0f}: {fps[1] / fps[0]:.4f} of it   must be >= 0.97")
+    if args.by_hand:
+        subprocess.run([sys.executable, args.by_hand, str((args.chunks or 200) * FRAMES)], check=True)
+    FILM.unlink()
+    MADE.unlink()
+
+
+def filmed(args: argparse.Namespace, devices: list[str], ranks: list[int]) -> Any:
+    """The times of each part alone and of a chunk, with the parts on these ranks; None at other ranks than 0."""
+    chunks, report = args.chunks or 200, Path(os.environ["BENCH_FOLDER"]) / "report.json"
     example = denoiser()
     example.CHUNK = FRAMES
     kept: list[Any] = []
@@ -338,28 +360,21 @@ def film(args: argparse.Namespace) -> None:
             kept[:] = [chunk]
             yield chunk
 
-    names = ["read@0", *(f"film@{i + 1}" for i in range(len(devices))), f"write@{len(devices) + 1}"]
+    names = ["read@0", *(f"film@{rank}" for rank in ranks), f"write@{len(devices) + 1}"]
     job = pp.Job(
         " -> ".join(names), devices=["cpu", *devices, "cpu"],
         read=read, film=Film, write=Write, arrays="numpy", report=report,
     )
     if job.run() is None:
-        return
-    alone, period = [got(f"alone_ms_{part}") for part in range(len(devices))], got("period_ms")
-    head(f"FFDNet, ms for {FRAMES} frames")
-    for device, of in zip(devices, alone):
-        row(f"a compiled part of {len(devices)} alone, {device}", of)
+        return None
+    alone, period = [got(f"alone_ms_{part}") for part in range(len(ranks))], got("period_ms")
+    head(f"FFDNet on {', '.join(devices)}, ms for {FRAMES} frames")
+    for part, of in enumerate(alone):
+        row(f"compiled part {part + 1} of {len(ranks)} alone", of)
     row("film in memory to film in memory", period)
     stages = json.loads(report.read_text())["measures"]["stages"]
-    print(f"work of a chunk: read {stages[0]['work_ms']:.2f} ms, write {stages[-1]['work_ms']:.2f} ms")
-    slowest = max(np.median(of) for of in alone)
-    fps = [1e3 * FRAMES / slowest, 1e3 * FRAMES / period.mean()]
-    must = 0.97 if len(devices) == 1 else 0.95
-    print(f"frames/s: allowed {fps[0]:.0f}, film to film {fps[1]:.0f}: {fps[1] / fps[0]:.4f} of it   must be >= {must}")
-    if args.by_hand:
-        subprocess.run([sys.executable, args.by_hand, str(chunks * FRAMES)], check=True)
-    FILM.unlink()
-    MADE.unlink()
+    print(f"work of a chunk: read {stages[0]['work_ms']:.2f} ms, write {stages[-1]['work_ms']:.2f} ms", flush=True)
+    return [alone, period]
 
 
 def parts(args: argparse.Namespace) -> None:
