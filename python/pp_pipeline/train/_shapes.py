@@ -1,9 +1,8 @@
 """What travels between the stages of a model: names, shapes and types.
 
 A tensor that needs a gradient is called `g0`, `g1` and so on by its place among the inputs of a stage, one that needs none `x0`,
-`x1`, and a target `t0`. A gradient is called `d0`. The exchange at the end of a step has `mode`, `squares` of each stage, `losses` of
-each microbatch, `finding` and, if they are measured, `times` of each stage; and where weights are tied `ties`, the table of them, and a
-flat tensor of each type, such as `tied.float32`.
+`x1`, and a target `t0`. A gradient is called `d0`. The exchange at the end of a step has `numbers`, which `numbers_in` divides, and `finding`; and where
+weights are tied `ties`, the table of them, and a flat tensor of each type, such as `tied.float32`.
 """
 
 from __future__ import annotations
@@ -50,21 +49,24 @@ def _by_place(names: tuple[str, ...], letters: str) -> list[str]:
 
 def is_exchange(names: Any) -> bool:
     """Says whether these are the tensors of an exchange."""
-    return "squares" in names
+    return "numbers" in names
 
 
 def exchange_specs(stages: int, microbatches: int, timing: bool) -> Specs:
     """The tensors of an exchange, without tied weights."""
-    specs = {
-        "mode": Spec((1,), torch.uint8),
-        "squares": Spec((stages,), torch.float64),
-        "losses": Spec((microbatches,), torch.float64),
-        "finding": Spec((FINDING,), torch.uint8),
-    }
-    if timing:
-        # The median of each kind of actions, and start and end of F, of I or B, and of W of each microbatch.
-        specs["times"] = Spec((stages, len(OPS) + 6 * microbatches), torch.float64)
-    return specs
+    # The median of each kind of actions, and start and end of F, of I or B, and of W of each microbatch.
+    times = len(OPS) + 6 * microbatches if timing else 0
+    count = 1 + stages + microbatches + stages * times
+    return {"numbers": Spec((count,), torch.float64), "finding": Spec((FINDING,), torch.uint8)}
+
+
+def numbers_in(numbers: torch.Tensor, stages: int, microbatches: int) -> Tensors:
+    """Views of the mode, of the sum of squares of each stage, of the loss of each microbatch, and of the times of each stage, which have
+    no elements where they are not measured.
+    """
+    times = (numbers.numel() - 1 - stages - microbatches) // stages
+    mode, squares, losses, flat = numbers.split([1, stages, microbatches, stages * times])
+    return mode, squares, losses, flat.view(stages, times)
 
 
 def encoded(value: Any, least: int = 0) -> torch.Tensor:

@@ -119,20 +119,19 @@ class Rank:
     def ends(self, turn: Turn, told: Mapping[str, torch.Tensor]) -> Verdict:
         """What the exchange says of a turn."""
         if self._verdict is None:
-            mode = MODES[int(told["mode"])]
+            numbers = _shapes.numbers_in(told["numbers"].cpu(), self.settings.count, self.settings.microbatches)
+            place, squares, losses, times = (one.tolist() for one in numbers)
+            mode = MODES[int(place[0])]
             if mode != turn.mode:
                 raise RuntimeError(
                     f"rank {self.rank} came to {turn.mode!r} where the rank of stage 0 came to {mode!r}: let all ranks run the same loop"
                 )
-            losses = told["losses"].tolist()
-            norm = norm_of(told["squares"].tolist(), losses) if mode == "train" else None
-            times = told["times"].tolist() if "times" in told else []
             ops = _shapes.OPS
             self._verdict = Verdict(
                 loss_of(losses, self.settings.reduction),
-                norm,
-                _shapes.decoded(told["finding"]),
-                {number: {op: one for op, one in zip(ops, of, strict=False) if one > 0} for number, of in enumerate(times)},
+                norm_of(squares, losses) if mode == "train" else None,
+                _shapes.decoded(told["finding"]) if mode == "look" else None,
+                {number: {op: one for op, one in zip(ops, of, strict=False) if one > 0} for number, of in enumerate(times) if of},
                 [moment for of in times for moment in of[len(ops) :]],
             )
         return self._verdict
@@ -328,8 +327,9 @@ class Forward(_Work):
         if turn.mode == "save" and self.of.checkpoints is not None:
             # It is stored before the next stage hears of the turn's end, so the verdict says that all are.
             self.of.checkpoints.write(stage, turn.step)
+        mode, squares, losses, times = _shapes.numbers_in(out["numbers"], settings.count, settings.microbatches)
         if self.number == 0:
-            out["mode"].fill_(MODES.index(turn.mode))
+            mode.fill_(MODES.index(turn.mode))
         if turn.mode == "tie" and "ties" in chunk:
             stage.tie([Tied(*row) for row in _shapes.decoded(chunk["ties"])], out)
         if pipelines is not None:
@@ -337,20 +337,17 @@ class Forward(_Work):
             if turn.mode == "train":
                 pipelines.added(stage)
         if turn.trains:
-            squares, self._squares = self._squares, None
-            out["squares"][self.number] = (stage.squares() if squares is None else squares) + stage.add_tied(out)
+            known, self._squares = self._squares, None
+            squares[self.number] = (stage.squares() if known is None else known) + stage.add_tied(out)
         if self.number == settings.count - 1 and turn.computes:
-            each = (stage.losses[microbatch].double().reshape(()) for microbatch in range(settings.microbatches))
-            losses = torch.stack(list(each))
-            if pipelines is not None and turn.mode != "look":
-                losses = pipelines.losses(losses)
-            out["losses"].copy_(losses)
+            own = torch.stack([stage.losses[microbatch].reshape(()) for microbatch in range(settings.microbatches)]).double()
+            losses.copy_(pipelines.losses(own) if pipelines is not None and turn.mode != "look" else own)
         if self.of.times is not None:
-            out["times"][self.number] = torch.tensor(self.of.times.told(self.number, settings.microbatches), dtype=torch.float64)
+            times[self.number] = torch.tensor(self.of.times.told(self.number, settings.microbatches), dtype=torch.float64)
         if stage.finding is not None:
             # It takes the place of what a stage before has found later.
-            known = _shapes.decoded(out["finding"])
-            if known is None or known["order"] > stage.finding["order"]:
+            earlier = _shapes.decoded(out["finding"])
+            if earlier is None or earlier["order"] > stage.finding["order"]:
                 out["finding"].copy_(_shapes.encoded(stage.finding, _shapes.FINDING))
 
     def later(self, chunk: int) -> None:
