@@ -83,8 +83,11 @@ class Rank:
 
     def prepare(self, turn: Turn) -> None:
         """Begins a turn at all stages. The loop does it ahead of the driver, whose first work is one that other ranks wait for."""
+        device = torch.device("cpu")
         for stage in self.stages.values() if turn.computes else ():
             stage.begin(turn.trains, turn.mode == "look")
+            device = stage.device
+        self._random = Randomness(device)
 
     def turn(self, number: int) -> Turn:
         """The turn that the driver is at. At its first work in it the driver waits for the loop."""
@@ -97,8 +100,6 @@ class Rank:
             torch.set_grad_enabled(turn.trains)
             # A backward on this thread: handing each part of one to PyTorch's thread of the device takes longer than issuing it.
             torch.autograd.set_multithreading_enabled(False)
-            devices = [stage.device for stage in self.stages.values() if turn.computes]
-            self._random = Randomness(devices[0] if devices else torch.device("cpu"))
             self._turn, self._left, self._verdict = turn, self.settings.schedule.rank_of.count(self.rank), None
             self._added.clear()
             if self.pipelines is not None:
