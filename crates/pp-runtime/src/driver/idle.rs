@@ -1,8 +1,9 @@
 //! How a driver waits when it found nothing to do.
 //!
 //! On the bell, where everything that can happen rings it. A device rings nothing: while it has
-//! work, the driver looks again and again, at first without pause, then with short ones, so that
-//! a stage of 0.2 ms is not kept waiting and one of 20 ms does not burn a core.
+//! work, the driver looks again and again, at first without pause, so that a stage of 0.2 ms is not
+//! kept waiting, then every 20 µs. It keeps its core busy meanwhile, where the machine has several: the
+//! bell spins for as long, and a sleep of 20 µs takes 100.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use crate::times::LONGEST_SLEEP;
 
 /// Looking without a pause goes on for this long after the last thing that was found.
 const EAGER: Duration = Duration::from_millis(1);
-/// Pause between two looks after that.
+/// The time between two looks after that.
 const NAP: Duration = Duration::from_micros(20);
 
 /// The waiting of one driver.
