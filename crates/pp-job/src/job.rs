@@ -62,13 +62,15 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// A job whose ranks work in the order of a training schedule, with its slots and a depth of two more than it has in
-    /// flight, so that a GPU has its next forward before it is done with a backward. The order alone bounds what a rank keeps.
-    /// It takes no restarts, and no [`Job::depth`] below that of the schedule.
+    /// A job whose ranks work in the order of a training schedule, with its slots. Up to two chunks of a step more are in flight
+    /// than the schedule holds, so that a GPU has its next forward before it is done with a backward: the order lets a stage begin
+    /// with no chunk earlier. It takes no restarts, and no [`Job::depth`] below that of the schedule.
     #[must_use]
     pub fn scheduled(config: &'a Config, schedule: &'a Runnable) -> Self {
+        let chunks = schedule.orders().iter().map(|order| order.chunks()).max();
+        let most = chunks.and_then(|chunks| u32::try_from(chunks).ok());
         Self {
-            depth: (schedule.depth() + 2).min(MAX_DEPTH),
+            depth: (schedule.depth() + 2).min(most.unwrap_or(MAX_DEPTH).min(MAX_DEPTH)),
             schedule: Some(schedule),
             ..Self::new(config, schedule.pipeline())
         }
@@ -324,12 +326,12 @@ mod tests {
     #[test]
     fn a_training_schedule_takes_no_restarts_and_no_depth_below_its_own() {
         let config = Config::alone(|_| None).unwrap();
-        let schedule = Schedule::parse_csv("0F0,0F1,0B0,0B1").unwrap();
+        let schedule = Schedule::parse_csv("0F0,0F1,0B0,0F2,0B1,0B2").unwrap();
         let runnable = schedule.runnable(1).unwrap();
         let job = Job::scheduled(&config, &runnable);
         assert!(job.check().is_ok());
         let depth = runnable.depth();
-        assert!(job.depth > depth);
+        assert_eq!((depth, job.depth), (2, 3));
         assert!(job.depth(depth).check().is_ok());
         for (job, remedy) in [
             (job.restarts(1), "leave --restarts out"),

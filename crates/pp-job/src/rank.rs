@@ -198,7 +198,7 @@ impl ThisRank<'_> {
         let keeps = self.job.restarts > 0;
         Shapes {
             pipeline: self.job.pipeline,
-            depth: self.job.depth,
+            depth: self.job.schedule.map_or(self.job.depth, Runnable::depth),
             slots: self.job.schedule.map_or(self.job.depth, Runnable::slots),
             keeps,
             context: if keeps { context_chunks } else { 0 },
