@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
 
@@ -24,6 +25,8 @@ class _Group:
     weights: dict[Node, torch.Tensor]
     nodes: list[Node]
     grads: list[tuple[torch.Tensor | None, ...] | None] = field(default_factory=list)
+    # Outputs that keep nodes of `torch.autograd.Function`: what Python has of such a node does not, in PyTorch 2.11.
+    outputs: Sequence[torch.Tensor] = ()
 
 
 def node_of(tensor: torch.Tensor) -> Node | None:
@@ -69,7 +72,7 @@ def _above(start: list[Node], ends: set[Node], users: dict[Node, list[Node]]) ->
 def _groups(
     roots: list[Node], inputs: list[Node], weights: dict[Node, torch.Tensor], users: dict[Node, list[Node]]
 ) -> list[_Group] | None:
-    """The weights by the nodes where they meet what depends on the inputs; None if one of them has a gradient by another way than inputs."""
+    """The weights by the nodes where they meet what depends on the inputs; None if one has a gradient by another way than inputs."""
     of_inputs, _ = _above(inputs, set(), users)
     by_node: dict[Node, tuple[set[Node], set[Node]]] = {}
     for weight in weights:
@@ -91,7 +94,11 @@ def divides(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], wei
     users, wanted = users_below(roots), {id(weight) for weight in weights}
     # The graph names the weights in it, which takes less than asking each weight for its node.
     leaves = ((node, node.variable) for node in users if hasattr(node, "variable") and not node.next_functions)
-    return _groups(roots, of_inputs, {node: weight for node, weight in leaves if id(weight) in wanted}, users)
+    groups = _groups(roots, of_inputs, {node: weight for node, weight in leaves if id(weight) in wanted}, users)
+    for group in groups or ():
+        if any(isinstance(node, BackwardCFunction) for node in group.nodes):
+            group.outputs = outputs
+    return groups
 
 
 def backward_input(
