@@ -1,8 +1,8 @@
 """What travels between the stages of a model: names, shapes and types.
 
 A tensor that needs a gradient is called `g0`, `g1` and so on by its place among the inputs of a stage, one that needs none `x0`,
-`x1`, and a target `t0`. A gradient is called `d0`. The exchange at the end of a step has `numbers`, which `numbers_in` divides, and `finding`; and where
-weights are tied `ties`, the table of them, and a flat tensor of each type, such as `tied.float32`.
+`x1`, and a target `t0`. A gradient is called `d0`. The exchange at the end of a step has `numbers`, which `numbers_in` divides, and
+`finding`; and where weights are tied `ties`, the table of them, and a flat tensor of each type, such as `tied.float32`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,6 @@ Tensors = tuple[torch.Tensor, ...]
 FINDING = 2560
 # The kinds of actions, in the order in which their times travel.
 OPS = "FIWB"
-
-if torch.backends.cuda.is_built() and not torch.cuda.is_available():
-    # Of a PyTorch for CUDA on a machine without a GPU (2.11), the first thread that does this keeps what all others use, and they
-    # crash once it has ended. This one outlives the driver of a job.
-    with FakeTensorMode():
-        pass
 
 
 @functools.cache
@@ -99,6 +93,15 @@ def tensors_in(given: Any, says: str, remedy: str) -> Tensors:
 def outputs_in(made: Any, number: int) -> Tensors:
     """What a stage has made."""
     return tensors_in(made, f"stage {number} gave", "a stage gives")
+
+
+def learn_first() -> None:
+    """Called by a thread that lives on: in a PyTorch for CUDA that finds no GPU (2.11), others crash in `outputs_of` once the first
+    thread there has ended.
+    """
+    if torch.backends.cuda.is_built() and not torch.cuda.is_available():
+        with FakeTensorMode():
+            pass
 
 
 def outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec]) -> Specs:
