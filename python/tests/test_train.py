@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import EXAMPLES, Film, cells, free_port, needs
@@ -63,16 +64,32 @@ def test_the_losses_are_those_of_pytorchs_own_runner(tmp_path: Path) -> None:
     assert all(float(last) < float(first) and float(apart) <= 1e-6 for _, first, last, apart in found), done.stdout
 
 
+class Product(torch.autograd.Function):
+    """A node of Python in the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, w = ctx.saved_tensors
+        return grad * w, (grad * x).sum(0)
+
+
 class Together(torch.nn.Module):
-    """Two weights whose gradients are one tensor, one whose gradient is expanded, and one that is used twice around another."""
+    """Two weights whose gradients are one tensor, one whose gradient is expanded, one that is used twice around another, and one with a
+    node of Python.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.w, self.delta, self.sum = (torch.nn.Parameter(torch.randn(4)) for _ in range(3))
+        self.w, self.delta, self.sum, self.own = (torch.nn.Parameter(torch.randn(4)) for _ in range(4))
         self.shared, self.between = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x * (self.w + self.delta)
+        x = Product.apply(x * (self.w + self.delta), self.own)
         made: torch.Tensor = self.shared(torch.relu(self.between(self.shared(x)))) * self.sum.sum()
         return made
 
@@ -95,6 +112,20 @@ def test_a_divided_backward_adds_the_gradients_of_a_whole_one() -> None:
         divided += _backward.backward_input([y], None, [x], groups)
         _backward.backward_weight(groups)
     assert all(torch.equal(a, b) for a, b in zip(whole, divided + [weight.grad for weight in weights], strict=True))
+
+
+def test_a_part_with_its_own_train_has_it_from_the_first_step_on() -> None:
+    class Still(torch.nn.BatchNorm1d):
+        def train(self, mode: bool = True) -> Still:
+            super().train(False)
+            return self
+
+    terms: dict[str, Any] = dict(
+        ranks=1, microbatches=2, stages=lambda s: torch.nn.Sequential(torch.nn.Linear(3, 3), Still(3)), loss=torch.nn.functional.mse_loss,
+        optimizer=lambda p: torch.optim.SGD(p, 0.1),
+    )  # fmt: skip
+    _, (module,) = train.run_plain("gpipe", [(torch.ones(4, 3), torch.zeros(4, 3))], **terms)
+    assert module[1].num_batches_tracked == 0
 
 
 def test_a_weight_with_a_gradient_by_another_way_than_the_inputs_is_not_divided() -> None:

@@ -57,6 +57,7 @@ class Meeting:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        self.has_ended = False
         # What the loop has asked for, and at last why it ended.
         self._turns: SimpleQueue[Turn | BaseException] = SimpleQueue()
         self._verdicts: SimpleQueue[Verdict] = SimpleQueue()
@@ -67,6 +68,7 @@ class Meeting:
 
     def end(self, error: BaseException | None, calls: int) -> None:
         """The loop has ended. A driver that waits for it raises."""
+        self.has_ended = True
         self._turns.put(
             error
             or RuntimeError(

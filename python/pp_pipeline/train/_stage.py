@@ -111,22 +111,20 @@ class ModelStage:
             p.grad = None
 
     def begin(self, trains: bool, looks: bool) -> None:
-        """A step begins, or an evaluation; the caller lets PyTorch record gradients or not. With `looks` the first tensor that is not
-        finite is kept in `finding`.
-        """
+        """A step begins, or an evaluation. With `looks` the first tensor that is not finite is kept in `finding`."""
         self._trains, self._looks = trains, looks
         self.losses.clear()
         self.finding = None
-        # PyTorch's own walks take half a millisecond for a hundred modules.
+        # PyTorch's own walks take half a millisecond for a hundred modules. A part that has its own `train` is asked each time.
         parts = [self.module]
         for part in parts:
             parts.extend(one for one in part._modules.values() if one is not None)
-        if any(part.training != trains for part in parts):
+        if any(part.training != trains or getattr(part.train, "__func__", None) is not torch.nn.Module.train for part in parts):
             self.module.train(trains)
         buffers = (buffer for part in parts for buffer in part._buffers.values() if buffer is not None) if trains else ()
         self._buffers = [(buffer, buffer.clone()) for buffer in buffers]
-        if self._buffers and self.device.type == "cuda":
-            # The forwards are issued to another stream.
+        if self.device.type == "cuda":
+            # The driver issues forwards to another stream.
             torch.cuda.current_stream(self.device).synchronize()
 
     def forward(self, at: tuple[int, int], inputs: Tensors, targets: Tensors) -> Tensors:
@@ -222,16 +220,17 @@ class ModelStage:
         """Makes the gradients of the step of what was added up, and gives the sum of their squares in f64, without tied weights."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         tied = {id(self.weights[name]) for name in self._ties}
-        made = [p for p in self._params if p.grad is not None]
+        made = [(p, p.grad) for p in self._params if p.grad is not None]
+        made = [(p, torch.view_as_real(grad) if grad.is_complex() else grad) for p, grad in made]
         if self.device.type == "cuda":
-            # A GPU takes all at once, and squares what it reads.
+            # A GPU takes all at once. The norms need no copy in f64.
             if made and self._settings.reduction == "mean":
-                torch._foreach_div_([p.grad for p in made], self._settings.microbatches)
-            own = [p.grad for p in made if id(p) not in tied]
+                torch._foreach_div_([grad for _, grad in made], self._settings.microbatches)
+            own = [grad for p, grad in made if id(p) not in tied]
             return total + torch.stack(torch._foreach_norm(own, 2, dtype=torch.float64)).square_().sum() if own else total
-        for p in made:
+        for p, grad in made:
             # Parts stay in a processor's cache.
-            for part in p.grad.view(-1).split(_PART) if p.grad.is_contiguous() else [p.grad]:
+            for part in grad.view(-1).split(_PART) if grad.is_contiguous() else [grad]:
                 if self._settings.reduction == "mean":
                     part.div_(self._settings.microbatches)
                 if id(p) not in tied:

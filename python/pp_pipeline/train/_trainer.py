@@ -373,10 +373,11 @@ class Trainer:
         for device in {one.device for one in (*inputs[0], *targets[0]) if one.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         turn = Turn(number, len(self.losses), mode, inputs, targets)
-        if number > 0:
-            self._rank.prepare(turn)
-        self._meeting.offer(turn)
         try:
+            # In the first turn of a job the driver may still make the stages. A loop that has left finds it at work.
+            if number > 0 and not self._meeting.has_ended:
+                self._rank.prepare(turn)
+            self._meeting.offer(turn)
             if self._run.is_rank_0:
                 for microbatch in range(self._settings.microbatches):
                     self._push(Item(self._sent(inputs[microbatch], targets[microbatch])))
@@ -428,6 +429,7 @@ class Trainer:
             if self._pipelines.number > 0:
                 self._of_job.update(report=None, timeline=None, live=None, live_token_file=None)
         placed = placed_at(self._place)
+        _shapes.learn_first()
         rank = 0 if placed is None else placed[0]
         # All pipelines have the same weights.
         writes = self._checkpoints if self._pipelines is None or self._pipelines.number == 0 else None

@@ -24,7 +24,9 @@ from ._ties import Form, Tied, forms_of, ties_among, weights_of
 
 
 class Rank:
-    """The stages of the model that stand on this rank, and where their job is. The driver calls it, and the loop before a job."""
+    """The stages of the model that stand on this rank, and where their job is. The driver calls it, and the loop before a job and
+    between turns.
+    """
 
     meeting: Meeting
 
@@ -82,7 +84,7 @@ class Rank:
         return self.stages[number]
 
     def prepare(self, turn: Turn) -> None:
-        """Begins a turn at all stages. The loop does it ahead of the driver, whose first work is one that other ranks wait for."""
+        """Begins a turn at all stages, on the loop's thread: other ranks wait for the first work of the driver."""
         device = torch.device("cpu")
         for stage in self.stages.values() if turn.computes else ():
             stage.begin(turn.trains, turn.mode == "look")
@@ -95,7 +97,7 @@ class Rank:
             turn = self.meeting.turn()
             assert turn.number == number
             if number == 0:
-                # The loop did not have the stages yet.
+                # The loop could not: the stages are made by the driver.
                 self.prepare(turn)
             torch.set_grad_enabled(turn.trains)
             # A backward on this thread: handing each part of one to PyTorch's thread of the device takes longer than issuing it.
