@@ -117,14 +117,16 @@ def ours(args: argparse.Namespace) -> None:
             own_targets=on_gpu, timing=True, report=report if rank == 0 else None,
         ) as trainer:  # fmt: skip
             costs: list[Any] = []
-            took = steps_of(lambda: trainer.step(data), args.steps, lambda: costs.append((costs_in(trainer), length_of(trainer))))
             if on_gpu:
                 # By the clock a step is measured without the times of its actions.
-                trainer._rank.times = None
-                took = steps_of(lambda: trainer.step(data), args.steps)
+                trainer.step(data)
+                times, trainer._rank.times = trainer._rank.times, None
+                by_clock = steps_of(lambda: trainer.step(data), args.steps)
+                trainer._rank.times = times
+            took = steps_of(lambda: trainer.step(data), args.steps, lambda: costs.append((costs_in(trainer), length_of(trainer))))
         if rank == 0:
             cause = json.loads(report.read_text())["measures"]["training"]["cause"]
-            print(json.dumps({"steps": took, "costs": costs[WARM_UP:], "cause": cause}), flush=True)
+            print(json.dumps({"steps": by_clock if on_gpu else took, "costs": costs[WARM_UP:], "cause": cause}), flush=True)
 
 
 def theirs(args: argparse.Namespace) -> None:
