@@ -145,12 +145,11 @@ impl Medium for OnGpu {
     }
 
     fn mark(&self, output: Option<(&mut DeviceTx, u64)>) -> StageResult<Event> {
-        // Ahead of the mark, which no payload waits for.
+        let mark = Event::new(&self.device).map_err(failed)?;
+        mark.record(&self.stream).map_err(failed)?;
         if let Some((output, bytes)) = output {
             output.send_ahead(bytes as usize)?;
         }
-        let mark = Event::new(&self.device).map_err(failed)?;
-        mark.record(&self.stream).map_err(failed)?;
         Ok(mark)
     }
 

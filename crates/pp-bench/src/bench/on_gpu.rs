@@ -111,8 +111,11 @@ impl GpuStage {
             Load::Gpu(load) => {
                 let work = self.timed.open().map_err(device)?;
                 let stream = &self.timed.stream;
-                on_slots(stream, &mut || launch(load))?;
-                work.close(stream).map_err(device)?;
+                // In front of the slot's event: whoever has the payload knows that the work is done.
+                on_slots(stream, &mut || {
+                    launch(load)?;
+                    work.close(stream).map_err(device)
+                })?;
                 Ok(Progress::UnderWay(Working::Gpu(work)))
             }
         }
@@ -261,11 +264,8 @@ impl Stage<DeviceTx, DeviceRx> for GpuStage {
     ) -> StageResult<Progress<Done, Self::Kept>> {
         let tensors = chunk.message.tensors().clone();
         let progress = self.begin(|stream, launch| {
-            read_on(input, stream, |_| {
-                output.write_on(stream, |_| launch())?;
-                // Ahead of the events that no payload waits for.
-                Ok(output.send_ahead(tensors.payload_bytes() as usize)?)
-            })
+            read_on(input, stream, |_| output.write_on(stream, |_| launch()))?;
+            Ok(output.send_ahead(tensors.payload_bytes() as usize)?)
         })?;
         let report = Taken::of(chunk.message.plan(), 1);
         Ok(said(Done { tensors, report }, progress))
