@@ -67,10 +67,10 @@ impl<'a> Job<'a> {
     /// with no chunk earlier. It takes no restarts, and no [`Job::depth`] below that of the schedule.
     #[must_use]
     pub fn scheduled(config: &'a Config, schedule: &'a Runnable) -> Self {
-        let chunks = schedule.orders().iter().map(|order| order.chunks()).max();
-        let most = chunks.and_then(|chunks| u32::try_from(chunks).ok());
+        let chunks = schedule.orders().first().map_or(0, |order| order.chunks());
+        let room = chunks.saturating_sub(schedule.depth().into()).min(2) as u32;
         Self {
-            depth: (schedule.depth() + 2).min(most.unwrap_or(MAX_DEPTH).min(MAX_DEPTH)),
+            depth: (schedule.depth() + room).min(MAX_DEPTH),
             schedule: Some(schedule),
             ..Self::new(config, schedule.pipeline())
         }
