@@ -1,5 +1,6 @@
 //! `pp run --late drop`: the source is never held up, the output says what is missing, and a report plays the same again.
 
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::channel;
@@ -46,8 +47,8 @@ fn frames(film: &[u8]) -> Vec<&[u8]> {
     frames
 }
 
-/// Runs over pipes while nobody takes the output: the source gives all of the clip, and most of it cannot wait. `then` is done
-/// to the process before the output is taken.
+/// Runs over pipes while nobody takes the output: the source gives the clip, and most of it cannot wait. `then` is done to the
+/// process before it has the last byte, so no rank has ended, and before the output is taken.
 fn live(folder: &Folder, args: &[&str], then: impl FnOnce(&Process)) -> (Ended, Value) {
     let json = folder.file("live.json");
     let mut command = pp(&words(
@@ -56,9 +57,10 @@ fn live(folder: &Folder, args: &[&str], then: impl FnOnce(&Process)) -> (Ended, 
     command.args(args).arg("--report").arg(&json);
     let process = Process::start(&mut command, Output::Held).unwrap();
     let (tx, all_is_read) = channel();
-    let whole = clip();
-    process.give(true, move |pipe| {
-        std::io::Write::write_all(pipe, &whole)?;
+    let mut whole = clip();
+    let last = whole.split_off(whole.len() - 1);
+    process.give(false, move |pipe| {
+        pipe.write_all(&whole)?;
         let _ = tx.send(());
         Ok(())
     });
@@ -66,6 +68,7 @@ fn live(folder: &Folder, args: &[&str], then: impl FnOnce(&Process)) -> (Ended, 
         .recv_timeout(HANG)
         .expect("the source was held up");
     then(&process);
+    process.give(true, move |pipe| pipe.write_all(&last));
     process.read_to(u64::MAX);
     let ended = Ended::of(&process).succeeded();
     let report = read_json(&json);
