@@ -117,13 +117,14 @@ fn ranks_that_are_lost_while_others_are_being_replaced_are_replaced_too() {
     const APART: &str = "encode@0,phase_b@1,decode@2";
     const FOUR: &str = "encode@0,phase_b@1,phase_b@2,decode@3";
     let input = video(64, 48, "mono", 80);
-    let half = input.len() as u64 / 2;
+    // So early that rank 1 has work left however late a strike comes: nobody takes the output meanwhile.
+    let early = input.len() as u64 / 4;
     let kill_at = |rank, at, ms| Strike {
         rank,
         after: Duration::from_millis(ms),
         ..Strike::kill(at)
     };
-    let kill = |rank, ms| kill_at(rank, half, ms);
+    let kill = |rank, ms| kill_at(rank, early, ms);
     // Stopped before it can join: it never comes, and after a while another is asked for.
     let stop = |rank| Strike {
         signal: Signal::STOP,
