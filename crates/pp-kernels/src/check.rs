@@ -193,7 +193,6 @@ fn is_alike_in_both(subject: &Subject<'_>) -> Outcome {
                 continue;
             }
             // What goes from part to part and from lap to lap counts, too.
-            // What goes from part to part and from lap to lap counts, too.
             let same = |name| {
                 about
                     .stages

@@ -20,7 +20,6 @@ use pp_edges::error::TransportError;
 ///
 /// # Errors
 /// The issuer is in use, or the library makes no id.
-/// The issuer is in use, or the library makes no id.
 pub fn warm_up(issuer: &Issuer, deadline: Instant) -> Result<(), TransportError> {
     let id = UniqueId::new(issuer.nccl())?;
     let life = Arc::new(Life::new(&issuer.core, "the warm-up".into()));

@@ -11,7 +11,6 @@
 //!
 //! A transfer between two members is done when the receiver has all of it. So two members that both send first never
 //! proceed, and both get an error; one of them has to receive first. The same holds for a longer circle of members.
-//! on, and are told so; one of them has to receive first. The same holds for a longer circle.
 
 mod call;
 mod memory;
