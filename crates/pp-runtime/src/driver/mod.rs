@@ -30,4 +30,4 @@ pub use self::drive::Driven;
 pub use self::options::RankOptions;
 pub use self::rank::{RankRun, Summary, of_all_clients};
 pub use self::tap::Tap;
-pub use self::work::{BoxedStage, NoSource, Stages};
+pub use self::work::{BoxedStage, Stages};

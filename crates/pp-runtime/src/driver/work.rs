@@ -1,15 +1,12 @@
 //! The stages of a rank, as the driver holds them: in one list, whatever their types.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::fmt;
-use std::marker::PhantomData;
 
 use pp_contract::{ChunkIndex, Manifest, Plan};
 
 use crate::stage::{
-    Built, Chunk, Done, GroupStage, Offer, Place, Progress, Sink, Source, Stage, StageResult,
-    Taken, puts_nothing_off,
+    Chunk, Done, GroupStage, Progress, Sink, Source, Stage, StageResult, Taken, puts_nothing_off,
 };
 
 /// Runs a stage behind the source. The trait hides the type of what the stage keeps of a chunk.
@@ -261,22 +258,5 @@ impl<'s, Tx, Rx, G, S: Source<Tx>> Stages<'s, Tx, Rx, G, S> {
     /// Adds the next stage of this rank.
     pub fn push(&mut self, stage: BoxedStage<'s, Tx, Rx, G, S::Plan>) {
         self.work.push(stage);
-    }
-}
-
-/// Stands for the source on a rank that has none.
-#[derive(Clone, Copy, Debug)]
-pub struct NoSource<P>(Infallible, PhantomData<P>);
-
-impl<P: Plan, Tx> Source<Tx> for NoSource<P> {
-    type Plan = P;
-    type Carry = Infallible;
-
-    fn poll(&mut self) -> StageResult<Offer> {
-        match self.0 {}
-    }
-
-    fn build(&mut self, _: Place, _: &mut Tx) -> StageResult<Built<P, Infallible>> {
-        match self.0 {}
     }
 }
