@@ -148,7 +148,7 @@ impl Caller {
 pub(crate) struct Here(pub(crate) Work);
 
 /// Does the work of a rank. The settings have its launch. Without a caller a fault ends the process.
-pub(crate) type Work = Box<dyn FnOnce(&Config, Option<&Arc<Caller>>) -> Result<(), Error> + Send>;
+pub(crate) type Work = Box<dyn FnOnce(Config, Option<&Arc<Caller>>) -> Result<(), Error> + Send>;
 
 impl Here {
     /// Starts the driver on a thread of its own. `config` has the launch of the rank and its supervisor.
@@ -163,7 +163,7 @@ impl Here {
         let may_end = config.supervisor.as_ref().is_some_and(|of| !of.is_here());
         spawn("pp-driver", move || {
             let caller = (!may_end).then_some(&own);
-            own.end(caught("the driver", || (self.0)(&config, caller)));
+            own.end(caught("the driver", || (self.0)(config, caller)));
         })?;
         Ok(caller)
     }

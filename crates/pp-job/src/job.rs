@@ -34,30 +34,30 @@ pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
 }
 
 /// A job: a pipeline, and how it is run.
-#[derive(Clone, Copy, Debug)]
-pub struct Job<'a> {
-    pub(crate) config: &'a Config,
-    pub(crate) pipeline: &'a Pipeline,
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub(crate) config: Config,
+    pub(crate) pipeline: Pipeline,
     pub(crate) depth: u32,
     pub(crate) restarts: u32,
-    pub(crate) schedule: Option<&'a Runnable>,
-    pub(crate) devices: &'a [DeviceName],
-    pub(crate) command: &'a [OsString],
+    pub(crate) schedule: Option<Runnable>,
+    pub(crate) devices: Vec<DeviceName>,
+    pub(crate) command: Vec<OsString>,
     pub(crate) number: u32,
 }
 
-impl<'a> Job<'a> {
+impl Job {
     /// A job that runs this pipeline, whose processes have these settings.
     #[must_use]
-    pub fn new(config: &'a Config, pipeline: &'a Pipeline) -> Self {
+    pub fn new(config: &Config, pipeline: &Pipeline) -> Self {
         Self {
-            config,
-            pipeline,
+            config: config.clone(),
+            pipeline: pipeline.clone(),
             depth: pipeline.default_depth(),
             restarts: 0,
             schedule: None,
-            devices: &config.devices,
-            command: &[],
+            devices: config.devices.clone(),
+            command: Vec::new(),
             number: 0,
         }
     }
@@ -66,12 +66,12 @@ impl<'a> Job<'a> {
     /// than the schedule holds, so that a GPU has its next forward before it is done with a backward: the order lets a stage begin
     /// with no chunk earlier. It takes no restarts, and no [`Job::depth`] below that of the schedule.
     #[must_use]
-    pub fn scheduled(config: &'a Config, schedule: &'a Runnable) -> Self {
+    pub fn scheduled(config: &Config, schedule: &Runnable) -> Self {
         let chunks = schedule.orders().first().map_or(0, |order| order.chunks());
         let room = chunks.saturating_sub(schedule.depth().into()).min(2) as u32;
         Self {
             depth: (schedule.depth() + room).min(MAX_DEPTH),
-            schedule: Some(schedule),
+            schedule: Some(schedule.clone()),
             ..Self::new(config, schedule.pipeline())
         }
     }
@@ -94,8 +94,8 @@ impl<'a> Job<'a> {
     /// The device of each rank, in order of the ranks; or none, and each rank finds its device. The program of a rank opens
     /// its [`ThisRank::device`]. Without this, a rank that a supervisor started has the devices of the supervisor's job.
     #[must_use]
-    pub fn devices(mut self, devices: &'a [DeviceName]) -> Self {
-        self.devices = devices;
+    pub fn devices(mut self, devices: &[DeviceName]) -> Self {
+        self.devices = devices.to_vec();
         self
     }
 
@@ -107,8 +107,8 @@ impl<'a> Job<'a> {
     /// the program is looked up again when a rank is started again. It has ten minutes to come to its job. A program in Python gives `sys.executable` and its script:
     /// the file of its process is the interpreter behind its virtual environment.
     #[must_use]
-    pub fn command(mut self, command: &'a [OsString]) -> Self {
-        self.command = command;
+    pub fn command(mut self, command: &[OsString]) -> Self {
+        self.command = command.to_vec();
         self
     }
 
@@ -129,7 +129,7 @@ impl<'a> Job<'a> {
                 self.depth
             )));
         }
-        if let Some(least) = self.schedule.map(Runnable::depth)
+        if let Some(least) = self.schedule.as_ref().map(Runnable::depth)
             && self.depth < least
         {
             return Err(Error::Usage(format!(
@@ -144,7 +144,7 @@ impl<'a> Job<'a> {
                     .into(),
             ));
         }
-        check_devices(self.devices, self.pipeline)?;
+        check_devices(&self.devices, &self.pipeline)?;
         let together = self.config.launch.as_ref();
         if self.restarts > 0
             && let Some(launch) = together.filter(|launch| launch.is_all_or_none())
@@ -218,7 +218,7 @@ fn check_devices(devices: &[DeviceName], pipeline: &Pipeline) -> Result<(), Erro
 pub struct ThisRank<'a> {
     pub(crate) context: &'a Arc<Context>,
     pub(crate) launch: &'a Launch,
-    pub(crate) job: Job<'a>,
+    pub(crate) job: &'a Job,
 }
 
 impl ThisRank<'_> {
@@ -251,7 +251,7 @@ impl ThisRank<'_> {
     /// The devices of all ranks; none where the job names none.
     #[must_use]
     pub fn devices(&self) -> &[DeviceName] {
-        self.job.devices
+        &self.job.devices
     }
 
     /// Shows the job while it runs, to whoever serves that; `None` on any other rank than 0.
@@ -263,7 +263,7 @@ impl ThisRank<'_> {
     /// Which stages stand on which ranks.
     #[must_use]
     pub fn pipeline(&self) -> &Pipeline {
-        self.job.pipeline
+        &self.job.pipeline
     }
 
     /// How many ranks in front of it on this host are [`DeviceName::NextCuda`], too: so many visible GPUs are theirs. If not
@@ -332,9 +332,9 @@ mod tests {
         assert!(job.check().is_ok());
         let depth = runnable.depth();
         assert_eq!((depth, job.depth), (2, 3));
-        assert!(job.depth(depth).check().is_ok());
+        assert!(job.clone().depth(depth).check().is_ok());
         for (job, remedy) in [
-            (job.restarts(1), "leave --restarts out"),
+            (job.clone().restarts(1), "leave --restarts out"),
             (job.depth(depth - 1), "leave the depth out"),
         ] {
             let refused = job.check().unwrap_err();

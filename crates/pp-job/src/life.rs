@@ -36,7 +36,7 @@ pub(crate) enum Placed {
     Supervisor,
 }
 
-impl Job<'_> {
+impl Job {
     /// Runs the job to its end. In a rank it calls `rank`. Without a launcher, and if there is more than one rank, this
     /// process starts the same command line, or that of [`Job::command`], once for each rank, supervises the ranks, and never
     /// calls `rank`. A program that runs several jobs numbers them ([`Job::number`]), since each rank runs the whole program. If `rank` fails or
@@ -44,12 +44,12 @@ impl Job<'_> {
     ///
     /// # Errors
     /// What ended the job. The supervisor prints it, so that a job prints one line.
-    pub fn run(self, rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error>) -> Result<(), Error> {
+    pub fn run(&self, rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error>) -> Result<(), Error> {
         match self.begin()? {
             Placed::PassedOver => Ok(()),
             Placed::Rank(launch) => self.be_rank(&launch, None, rank),
             Placed::Supervisor => {
-                let done = supervise(&self, None, channel());
+                let done = supervise(self, None, channel());
                 log_aside(|| tracing::info!("the job ends"));
                 done
             }
@@ -74,7 +74,7 @@ impl Job<'_> {
             Some(launch) => {
                 let started = launch.world_size().get();
                 let instead = format!("give a pipeline of {started}");
-                check_world(started, self.pipeline, &instead)?;
+                check_world(started, &self.pipeline, &instead)?;
                 Ok(Placed::Rank(launch.clone()))
             }
             None if world.get() == 1 => {
@@ -87,7 +87,7 @@ impl Job<'_> {
 
     /// Is a rank, to its end.
     pub(crate) fn be_rank(
-        self,
+        &self,
         launch: &Launch,
         caller: Option<&Arc<Caller>>,
         rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error>,
@@ -124,7 +124,7 @@ impl Job<'_> {
     /// Shows this job, from its rank 0.
     fn viewer(&self, signs: &Signs) -> Viewer {
         let devices = self.devices.iter().map(ToString::to_string).collect();
-        Viewer::new(self.about(), self.pipeline, devices, signs.clone())
+        Viewer::new(self.about(), &self.pipeline, devices, signs.clone())
     }
 
     /// What this process runs.
@@ -164,7 +164,7 @@ impl Job<'_> {
         if self.config.heartbeat.is_some() {
             reporter.live(caller.is_some())?;
         }
-        let flight = Flight::open(launch, self.config, &reporter)?;
+        let flight = Flight::open(launch, &self.config, &reporter)?;
         let signs = Signs::default();
         let is_first = launch.rank() == RANK_0;
         let context = Arc::new(Context {

@@ -48,7 +48,7 @@ impl ThisRank<'_> {
         S::Plan: 'p,
         T: Serialize + DeserializeOwned,
     {
-        let pipeline = self.job.pipeline;
+        let pipeline = &self.job.pipeline;
         crate::end::at_rest(B::is_at_rest);
         program.check(pipeline)?;
         let profile = self.profile(profile);
@@ -145,12 +145,12 @@ impl ThisRank<'_> {
             .set("heartbeat_ms", heartbeat.as_millis())
             .set("restarts", self.job.restarts)
             .set("depth", self.job.depth)
-            .set("pipeline", setting(self.job.pipeline));
-        let profile = match self.job.devices {
+            .set("pipeline", setting(&self.job.pipeline));
+        let profile = match &self.job.devices[..] {
             [] => profile,
             devices => profile.set("devices", of_devices(devices)),
         };
-        match self.job.schedule {
+        match &self.job.schedule {
             Some(schedule) => profile.set("schedule", schedule),
             None => profile,
         }
@@ -196,10 +196,11 @@ impl ThisRank<'_> {
     /// The shapes of the edges, where the source keeps so many chunks as context for a restart.
     fn shapes(&self, context_chunks: u32) -> Shapes<'_> {
         let keeps = self.job.restarts > 0;
+        let schedule = self.job.schedule.as_ref();
         Shapes {
-            pipeline: self.job.pipeline,
-            depth: self.job.schedule.map_or(self.job.depth, Runnable::depth),
-            slots: self.job.schedule.map_or(self.job.depth, Runnable::slots),
+            pipeline: &self.job.pipeline,
+            depth: schedule.map_or(self.job.depth, Runnable::depth),
+            slots: schedule.map_or(self.job.depth, Runnable::slots),
             keeps,
             context: if keeps { context_chunks } else { 0 },
         }
@@ -207,7 +208,7 @@ impl ThisRank<'_> {
 
     /// In which order this rank works.
     fn order(&self) -> Order {
-        let schedule = self.job.schedule;
+        let schedule = self.job.schedule.as_ref();
         let order = schedule.and_then(|schedule| schedule.orders().get(self.rank().get() as usize));
         order.map_or(Order::Streaming, |order: &FixedOrder| {
             Order::Fixed(order.clone())
@@ -284,7 +285,7 @@ impl ThisRank<'_> {
                     max_latency_ns: max_latency.map(|most| most.as_nanos() as u64),
                     steps: steps_range,
                 };
-                live::check(self.job.pipeline, self.job.schedule.is_some(), live)?;
+                live::check(&self.job.pipeline, self.job.schedule.is_some(), live)?;
                 (Stages::new(Some(source)), 0, briefing)
             }
         };
@@ -300,7 +301,7 @@ impl ThisRank<'_> {
             }
         }
         self.check_slots(briefing.steps, |from, to| {
-            program.slot_bytes(self.job.pipeline, [from, to], &briefing.shape)
+            program.slot_bytes(&self.job.pipeline, [from, to], &briefing.shape)
         })?;
         Ok((stages, generation, briefing, live))
     }

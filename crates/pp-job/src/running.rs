@@ -1,13 +1,11 @@
 //! A job that runs beside its caller: rank 0, or the rank of a launcher, is in the caller's process.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use pp_contract::{DeviceName, FaultKind, Pipeline};
-use pp_runtime::schedule::Runnable;
+use pp_contract::FaultKind;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::raise;
 
@@ -104,7 +102,7 @@ fn lost() -> Error {
     )
 }
 
-impl Job<'_> {
+impl Job {
     /// Begins the job with rank 0 in this process, or with the rank that a launcher gave this process, and returns. `rank`
     /// runs on a thread of its own, which may outlive the job where it is stuck. Without a launcher this process also starts
     /// the other ranks and supervises them, from another thread. They are processes of the same command line, or of
@@ -156,10 +154,10 @@ impl Job<'_> {
             let _ = ended.send(result);
             then();
         };
-        let own = self.owned();
-        let work = move |config: &Config, caller: Option<&Arc<Caller>>| {
-            let launch = config.launch.as_ref().expect("it is a rank");
-            own.with(|job| Job { config, ..job }.be_rank(launch, caller, rank))
+        let own = self.clone();
+        let work = move |config: Config, caller: Option<&Arc<Caller>>| {
+            let launch = config.launch.clone().expect("it is a rank");
+            Job { config, ..own }.be_rank(&launch, caller, rank)
         };
         let here = Here(Box::new(work));
         let mut is_passed_over = false;
@@ -181,13 +179,11 @@ impl Job<'_> {
                 }
             }
             Placed::Supervisor => {
-                let own = self.owned();
                 let (notices, noticed) = channel();
                 let signals = notices.clone();
                 // The ranks die with the thread that has started them.
                 spawn("pp-supervise", move || {
-                    let supervised =
-                        || own.with(|job| supervise(&job, Some(here), (notices, noticed)));
+                    let supervised = || supervise(&self, Some(here), (notices, noticed));
                     tell(caught("the supervisor", supervised));
                 })?;
                 Box::new(move |signal| _ = signals.send(Notice::Asked(signal)))
@@ -198,44 +194,6 @@ impl Job<'_> {
             signal,
             is_over: false,
             is_passed_over,
-        })
-    }
-
-    fn owned(&self) -> Owned {
-        Owned {
-            config: self.config.clone(),
-            pipeline: self.pipeline.clone(),
-            schedule: self.schedule.cloned(),
-            devices: self.devices.to_vec(),
-            command: self.command.to_vec(),
-            numbers: (self.depth, self.restarts, self.number),
-        }
-    }
-}
-
-/// A job that borrows nothing.
-struct Owned {
-    config: Config,
-    pipeline: Pipeline,
-    schedule: Option<Runnable>,
-    devices: Vec<DeviceName>,
-    command: Vec<OsString>,
-    /// Depth, restarts, and the number in the program.
-    numbers: (u32, u32, u32),
-}
-
-impl Owned {
-    fn with<T>(&self, act: impl FnOnce(Job<'_>) -> T) -> T {
-        let (depth, restarts, number) = self.numbers;
-        act(Job {
-            config: &self.config,
-            pipeline: &self.pipeline,
-            depth,
-            restarts,
-            schedule: self.schedule.as_ref(),
-            devices: &self.devices,
-            command: &self.command,
-            number,
         })
     }
 }

@@ -98,7 +98,7 @@ impl Gone {
 /// restarted are started again, up to `restarts` times in all; rank 0 never is.
 /// Rank 0 lives in this process where it is `here`.
 pub(crate) fn supervise(
-    supervised: &Job<'_>,
+    supervised: &Job,
     here: Option<Here>,
     (notices, noticed): (Sender<Notice>, Receiver<Notice>),
 ) -> Result<(), Error> {
@@ -107,7 +107,7 @@ pub(crate) fn supervise(
         pipeline,
         restarts,
         ..
-    } = *supervised;
+    } = supervised;
     let world = pipeline.world_size();
     let (report, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
         .context("cannot make the pipe for the reports of the ranks")?;
@@ -119,13 +119,13 @@ pub(crate) fn supervise(
             .context("cannot make the pipe for what rank 0 is told")?;
     let terms = Terms {
         world,
-        restarts,
+        restarts: *restarts,
         may_restart: pipeline.restartable().collect(),
         within: config.restart_within,
         may_go_on: here.is_some() && supervised.schedule.is_some(),
         watches: config.heartbeat.is_some(),
         // This library begins late in a program that an interpreter loads.
-        loads_within: match supervised.command {
+        loads_within: match &supervised.command[..] {
             [] => Duration::ZERO,
             _ => times::LOADED_WITHIN,
         },
@@ -135,8 +135,8 @@ pub(crate) fn supervise(
     let mut job = SupervisedJob {
         recordings: Recordings::new(own.job_id(), config),
         local,
-        command: supervised.command.to_vec(),
-        devices: DeviceName::list(supervised.devices),
+        command: supervised.command.clone(),
+        devices: DeviceName::list(&supervised.devices),
         number: supervised.number,
         here: None,
         is_quiet: false,

@@ -196,7 +196,7 @@ pub(super) fn check_stages(
 impl Checked {
     /// The job of this command line.
     #[must_use]
-    pub fn job<'a>(&'a self, args: &'a RunArgs) -> Job<'a> {
+    pub fn job(&self, args: &RunArgs) -> Job {
         Job::new(&self.config, &self.pipeline)
             .depth(self.depth)
             .restarts(args.restarts)

@@ -169,7 +169,7 @@ pub(crate) fn join<P: Plan, B: Backend>(
     let deadline = Instant::now() + times::SET_UP_WITHIN;
     let agreed = agree(&mut peers, &hello, deadline);
     let hellos = agreed.map_err(|fault| explain(fault, rank, profile))?;
-    check_shared(this.job.pipeline, &hellos)?;
+    check_shared(&this.job.pipeline, &hellos)?;
     let edges = this.job.pipeline.edges();
     let pairs: Vec<_> = edges.map(|edge| (edge.source, edge.target)).collect();
     introduce(&mut peers, launch, &pairs, deadline)?;

@@ -206,7 +206,7 @@ fn begin<B: Backend, S: Source<B::Tx>>(
     if this.rank() == RANK_0 {
         context.reporter.tell(Report::Connected);
         if this.job.restarts > 0 && is_first {
-            say_which_may_restart(this.job.pipeline, this.job.restarts);
+            say_which_may_restart(&this.job.pipeline, this.job.restarts);
         }
     }
     run.begin_attempt(generation.get() as u16);
@@ -296,7 +296,7 @@ where
     }
     let ready = joined.connect(
         backend,
-        (this.job.pipeline, meeting.edges),
+        (&this.job.pipeline, meeting.edges),
         meeting.bell.clone(),
     );
     Ok((ready.map_err(missed)?, generation, pids))
