@@ -13,11 +13,11 @@ use std::time::Instant;
 
 use pp_contract::{Matched, Prepared, Sequencer, Stamp};
 
-use super::EdgesLife;
 use super::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 use super::slots::{DeviceSlots, Pool, RxPool, Slot, TxPool};
+use super::{EdgesLife, abort_of};
 use crate::times::{DESTROYED_WITHIN, ENDED_WITHIN, LOOK_EVERY, SETTLED_WITHIN};
-use pp_edges::backend::{Abort, Connected, End};
+use pp_edges::backend::{Connected, End};
 use pp_edges::edge::{EdgeRx, EdgeTx, Edges, Sent, check_payload};
 use pp_edges::error::TransportError;
 use pp_edges::in_flight::{InFlight, Rejected};
@@ -293,12 +293,7 @@ pub(crate) fn join<E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized>(
         }
     };
     let sides: Vec<_> = ends.into_iter().map(side).collect();
-    let abort = life.clone().map(|life| -> Abort {
-        Box::new(move |why, deadline| {
-            life.kill(why);
-            Arc::clone(&life).end(false, deadline)
-        })
-    });
+    let abort = life.clone().map(abort_of);
     let shared = Arc::new(Shared {
         life,
         out,

@@ -23,6 +23,7 @@ pub use self::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 pub use self::local::DeviceLocal;
 pub(crate) use self::slots::{DeviceSlots, Slot};
 use pp_device::{DeviceBuffer, DevicePtr, Event, Stream};
+use pp_edges::backend::Abort;
 use pp_edges::error::TransportError;
 
 /// The state that all edges with one peer share, as seen by their slots: the edges live and end together.
@@ -59,6 +60,15 @@ pub(crate) trait EdgesLife: Debug + Send + Sync {
 
     /// Frees memory once no operation of this life can touch it.
     fn free_later(&self, pending: PendingFree);
+}
+
+/// Returns what gives up these edges, from any thread and at any moment: nothing in flight counts from then on, and the edges
+/// end with an abort.
+pub(crate) fn abort_of(life: Arc<dyn EdgesLife>) -> Abort {
+    Box::new(move |why, deadline| {
+        life.kill(why);
+        Arc::clone(&life).end(false, deadline)
+    })
 }
 
 /// Memory that may not be freed yet: operations of a generation may touch it until the generation is gone, and other

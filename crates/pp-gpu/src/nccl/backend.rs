@@ -12,8 +12,8 @@ use super::{Communicator, Issuer, UniqueId, is_at_rest, warm_up};
 use crate::gpu::{DeviceIn, DeviceLocal, DeviceOut, DeviceRx, DeviceTx, Receiving, Sending, join};
 use pp_device::Device;
 use pp_edges::backend::{
-    Abort, Backend, Connect, Connected, EdgeEnd, Joined, MemoryProbe, Neighbours, OnFrame, Peer,
-    in_order, own_fault, share_memory,
+    Backend, Connect, Connected, EdgeEnd, Joined, MemoryProbe, Neighbours, OnFrame, Peer, in_order,
+    own_fault, share_memory,
 };
 use pp_edges::bell::Bell;
 use pp_edges::edge::{Capabilities, Edges};
@@ -269,11 +269,9 @@ impl Backend for NcclBackend {
         let log = GroupLog::new(how.recorder, name, ranks, how.generation);
         let (issuer, wait) = (self.issuer(how)?, ConnectWait::of(how));
         let group = Communicator::connect(&issuer, agreed, self.blocking, &wait, log)?;
-        let handle = group.abort_handle();
-        let abort: Abort = Box::new(move |why, deadline| handle.abort(why, deadline));
         Ok(Joined {
+            abort: group.abort(),
             group,
-            abort,
             waits: None,
         })
     }

@@ -9,9 +9,10 @@ use super::connect::{self, Stop};
 use super::edge::check_queues;
 use super::id::UniqueId;
 use super::issuer::{ConnectWait, Issuer, IssuerUser};
-use super::life::{AbortHandle, How, Life};
-use crate::gpu::{EdgesLife as _, PendingFree};
+use super::life::{How, Life};
+use crate::gpu::{EdgesLife as _, PendingFree, abort_of};
 use pp_device::{Device, DeviceBuffer};
+use pp_edges::backend::Abort;
 use pp_edges::edge::GroupEnd;
 use pp_edges::error::TransportError;
 use pp_edges::flight::{GroupLog, Record, State};
@@ -109,10 +110,8 @@ impl Communicator {
         self.members.name()
     }
 
-    /// Returns a handle that aborts this communicator from any thread.
-    #[must_use]
-    pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle(Arc::clone(&self.life))
+    pub(super) fn abort(&self) -> Abort {
+        abort_of(Arc::clone(&self.life) as _)
     }
 
     pub(super) fn check_device(&self, ordinal: u32, what: &str) -> Result<(), TransportError> {

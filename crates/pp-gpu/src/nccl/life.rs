@@ -416,27 +416,3 @@ impl Drop for Life {
         }
     }
 }
-
-/// Gives up a generation of communicators, from any thread and at any moment. Clones give up the same generation.
-#[derive(Clone, Debug)]
-pub struct AbortHandle(pub(super) Arc<Life>);
-
-impl AbortHandle {
-    /// Gives up the generation. From now on every operation that was in flight is an error, whatever the device says. A
-    /// thread that may be lost revokes every communicator, if the library can, and aborts all of them in one group.
-    /// Waits for that thread until the deadline. A second call waits again.
-    ///
-    /// # Errors
-    /// [`TransportError::LeftBehind`] if the deadline came first; then end the process soon, since kernels may still
-    /// run. The error of NCCL if the abort failed.
-    pub fn abort(&self, why: &str, deadline: Instant) -> Result<(), TransportError> {
-        self.0.kill(why);
-        self.0.finish(How::Abort, deadline)
-    }
-
-    /// Tells whether the generation was given up, by this handle or by a failure.
-    #[must_use]
-    pub fn is_aborted(&self) -> bool {
-        self.0.is_dead()
-    }
-}
