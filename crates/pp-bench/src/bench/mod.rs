@@ -255,8 +255,7 @@ impl Run<'_> {
     ) -> Result<(), Error> {
         let (args, stages) = (self.args, self.stages);
         let recorder = &finished.summary.recorder;
-        let measured_chunks = recorder.totals().chunks;
-        let warm_up = WARM_UP.min(measured_chunks / 4);
+        let warm_up = WARM_UP.min(recorder.totals().chunks / 4);
         let mut measures = Measures::of(recorder, warm_up, &[]);
         if stages.longest_ms() == 0.0 {
             measures.forget_work();
@@ -266,11 +265,6 @@ impl Run<'_> {
             stages,
             transport: finished.summary.transport,
             how: self.how,
-            chunks: measured_chunks,
-            skipped: recorder
-                .records()
-                .map(|of| u64::from(of.skipped_frames))
-                .sum(),
             measures,
             against: args
                 .against

@@ -18,10 +18,6 @@ pub(super) struct Overlap<'a> {
     pub(super) stages: &'a Stages,
     pub(super) transport: &'static str,
     pub(super) how: Simulate,
-    /// Chunks that were done.
-    pub(super) chunks: u64,
-    /// Of the last 16,384 that were done: chunks that were dropped before them.
-    pub(super) skipped: u64,
     pub(super) measures: Measures,
     pub(super) against: Option<Against>,
     /// Half a round trip of one cache line between two cores, before the run.
@@ -44,7 +40,7 @@ impl Overlap<'_> {
 
     /// The run was ended early; the figures are those of the chunks that were done.
     fn was_interrupted(&self) -> bool {
-        self.chunks + self.skipped < chunks(self.args, self.stages)
+        self.measures.chunks + self.measures.skipped_frames < chunks(self.args, self.stages)
     }
 
     /// The stages waited on the host's clock, and no GPU worked.
@@ -104,7 +100,7 @@ impl Serialize for Overlap<'_> {
         map.serialize_entry("stages", &m.stages)?;
         map.serialize_entry("ranks", &m.ranks)?;
         map.serialize_entry("depth", &self.stages.depth)?;
-        map.serialize_entry("chunks", &self.chunks)?;
+        map.serialize_entry("chunks", &m.chunks)?;
         map.serialize_entry("period_ms", &m.period_ms)?;
         map.serialize_entry("period_mean_ms", &m.period_mean_ms)?;
         map.serialize_entry("efficiency", &m.efficiency)?;
@@ -122,7 +118,7 @@ impl Serialize for Overlap<'_> {
         map.serialize_entry("overlap_score_why_null", &m.overlap_score_why_null)?;
         map.serialize_entry("per_second", &args.per_second)?;
         map.serialize_entry("max_latency_ms", &args.max_latency_ms)?;
-        map.serialize_entry("chunks_skipped", &self.skipped)?;
+        map.serialize_entry("chunks_skipped", &m.skipped_frames)?;
         // From the admission of a chunk to its end, where the source has nothing to read.
         map.serialize_entry("latency_ms", &m.latency_ms)?;
         map.serialize_entry("latency_mean_ms", &m.latency_mean_ms)?;
@@ -163,7 +159,7 @@ impl Overlap<'_> {
             f,
             "transport {}, {payloads}, {}, {} of {} ms ({})",
             self.transport,
-            Count(self.chunks, "chunk"),
+            Count(m.chunks, "chunk"),
             self.stages.pipeline,
             self.asked_ms(),
             self.simulate()
@@ -223,7 +219,7 @@ impl Overlap<'_> {
             writeln!(
                 f,
                 "{rate} chunks/s arrived, {} of them were dropped",
-                self.skipped
+                m.skipped_frames
             )?;
         }
         writeln!(f, "in flight at most {}", m.max_in_flight)?;
