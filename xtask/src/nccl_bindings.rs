@@ -17,7 +17,7 @@ const BINDGEN: &str = "0.73.2";
 const TABLE: &str = "Symbols";
 
 const HEADER: &str = "\
-//! The types, constants and functions of NCCL 2.28.9, from its header `nccl.h`.
+//! What this project needs of NCCL 2.28.9, from its header `nccl.h`.
 //!
 //! Made by `cargo xtask nccl-bindings`; changes by hand are lost.
 
@@ -53,13 +53,14 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 fn bindings(crate_dir: &Path) -> Result<String> {
     let nccl = wheels::unpacked("nccl", &crate_dir.join("requirements.txt"))?;
     let libclang = wheels::unpacked("libclang", &crate_dir.join("requirements-libclang.txt"))?;
+    let wanted = fs::read_to_string(crate_dir.join("src/functions.rs"))?;
+    let wanted = functions(&wanted);
     let mut bindgen = command(bindgen()?);
     bindgen
         .arg(nccl.join("nvidia/nccl/include/nccl.h"))
         .args(["--dynamic-loading", TABLE])
-        .args(["--allowlist-function", "^nccl.*"])
-        .args(["--allowlist-type", "^nccl.*"])
-        .args(["--allowlist-var", "^NCCL_.*"])
+        .args(["--allowlist-function", &wanted.join("|")])
+        .args(["--allowlist-var", "NCCL_MAJOR|NCCL_VERSION_CODE"])
         // An integer that is no value of a Rust enum is undefined behaviour, and newer libraries return newer codes.
         .args(["--default-enum-style", "newtype"])
         // A process that sees an identifier can join its communicator.
@@ -72,7 +73,16 @@ fn bindings(crate_dir: &Path) -> Result<String> {
         .arg("-I")
         .arg(crate_dir.join("include"))
         .env("LIBCLANG_PATH", libclang.join("clang/native"));
-    with_own_table(&output(&mut bindgen)?)
+    with_own_table(&output(&mut bindgen)?, wanted.len())
+}
+
+/// The functions that `functions.rs` takes from the table.
+fn functions(source: &str) -> Vec<&str> {
+    let names = source
+        .lines()
+        .filter_map(|line| line.split_once(": fn("))
+        .map(|(name, _)| name.trim());
+    names.filter(|name| name.starts_with("nccl")).collect()
 }
 
 /// The bindgen of our version, built once.
@@ -94,9 +104,9 @@ fn bindgen() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Replaces the functions of the generated table: bindgen gives every symbol a method that panics when the library does
-/// not have it.
-fn with_own_table(generated: &str) -> Result<String> {
+/// Replaces the functions of the generated table, which has so many: bindgen gives every symbol a method that panics when the
+/// library does not have it.
+fn with_own_table(generated: &str, wanted: usize) -> Result<String> {
     let opening = format!("impl {TABLE} {{\n");
     let (types, rest) = generated
         .split_once(&opening)
@@ -106,8 +116,8 @@ fn with_own_table(generated: &str) -> Result<String> {
         .context("the functions of bindgen's table have no end")?;
     let symbols = symbols(types);
     ensure!(
-        symbols.len() >= 40 && !after.contains(&opening),
-        "bindgen's table has {} symbols in an unknown form",
+        symbols.len() == wanted && !after.contains(&opening),
+        "bindgen's table has {} symbols instead of {wanted}, or an unknown form",
         symbols.len()
     );
     let made = format!("{HEADER}{types}{}{after}", table(&symbols));
@@ -151,27 +161,34 @@ mod tests {
     use super::*;
 
     #[test]
+    fn functions_are_those_of_the_list() {
+        let source = "required: fn($in) -> out;\n        ncclSend: fn(u32) -> u32;\n        ncclRecv: fn(\n u32) -> u32;\n";
+        assert_eq!(functions(source), ["ncclSend", "ncclRecv"]);
+    }
+
+    #[test]
     fn methods_that_panic_are_replaced() {
-        let fields: String = (0..40)
+        let fields: String = (0..3)
             .map(|at| format!("    pub nccl{at}: Result<\n        fn(),\n    >,\n"))
             .collect();
         let generated = format!(
             "pub struct Symbols {{\n{fields}}}\nimpl Symbols {{\n    pub fn nccl0(&self) {{\n        \
              self.nccl0.as_ref().expect(\"it\")()\n    }}\n}}\n"
         );
-        let made = with_own_table(&generated).unwrap();
+        let table = |text: &str| with_own_table(text, 3);
+        let made = table(&generated).unwrap();
         assert!(
             made.contains("table! {\n    Symbols:\n    nccl0\n    nccl1\n"),
             "{made}"
         );
         assert!(
-            made.contains("\n    nccl39\n}\n") && !made.contains("expect"),
+            made.contains("\n    nccl2\n}\n") && !made.contains("expect"),
             "{made}"
         );
-        assert!(with_own_table(&generated.replace("impl", "imp")).is_err());
-        assert!(with_own_table(&generated.replace("39: Result<", "39: Option<")).is_err());
+        assert!(table(&generated.replace("impl", "imp")).is_err());
+        assert!(table(&generated.replace("2: Result<", "2: Option<")).is_err());
         let panicking = format!("{generated}fn f() {{ x.expect(\"it\") }}\n");
-        assert!(with_own_table(&panicking).is_err());
+        assert!(table(&panicking).is_err());
     }
 
     #[test]

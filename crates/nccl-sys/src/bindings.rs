@@ -1,24 +1,9 @@
-//! The types, constants and functions of NCCL 2.28.9, from its header `nccl.h`.
+//! What this project needs of NCCL 2.28.9, from its header `nccl.h`.
 //!
 //! Made by `cargo xtask nccl-bindings`; changes by hand are lost.
 
 pub const NCCL_MAJOR: u32 = 2;
-pub const NCCL_MINOR: u32 = 28;
-pub const NCCL_PATCH: u32 = 9;
-pub const NCCL_SUFFIX: &[u8; 1] = b"\0";
 pub const NCCL_VERSION_CODE: u32 = 22809;
-pub const NCCL_UNIQUE_ID_BYTES: u32 = 128;
-pub const NCCL_SPLIT_NOCOLOR: i32 = -1;
-pub const NCCL_UNDEF_FLOAT: f64 = -1.0;
-pub const NCCL_WIN_DEFAULT: u32 = 0;
-pub const NCCL_WIN_COLL_SYMMETRIC: u32 = 1;
-pub const NCCL_WIN_REQUIRED_ALIGNMENT: u32 = 4096;
-pub const NCCL_CTA_POLICY_DEFAULT: u32 = 0;
-pub const NCCL_CTA_POLICY_EFFICIENCY: u32 = 1;
-pub const NCCL_CTA_POLICY_ZERO: u32 = 2;
-pub const NCCL_SHRINK_DEFAULT: u32 = 0;
-pub const NCCL_SHRINK_ABORT: u32 = 1;
-pub const NCCL_REVOKE_DEFAULT: u32 = 0;
 #[repr(C)]
 #[derive(Debug)]
 pub struct CUstream_st {
@@ -31,12 +16,6 @@ pub struct ncclComm {
     _unused: [u8; 0],
 }
 pub type ncclComm_t = *mut ncclComm;
-#[repr(C)]
-#[derive(Debug)]
-pub struct ncclWindow_vidmem {
-    _unused: [u8; 0],
-}
-pub type ncclWindow_t = *mut ncclWindow_vidmem;
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ncclUniqueId {
@@ -144,42 +123,6 @@ const _: () = {
     ][::core::mem::offset_of!(ncclConfig_v22800, nvlinkCentricSched) - 76usize];
 };
 pub type ncclConfig_t = ncclConfig_v22800;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ncclSimInfo_v22200 {
-    pub size: usize,
-    pub magic: ::core::ffi::c_uint,
-    pub version: ::core::ffi::c_uint,
-    pub estimatedTime: f32,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of ncclSimInfo_v22200",
-    ][::core::mem::size_of::<ncclSimInfo_v22200>() - 24usize];
-    [
-        "Alignment of ncclSimInfo_v22200",
-    ][::core::mem::align_of::<ncclSimInfo_v22200>() - 8usize];
-    [
-        "Offset of field: ncclSimInfo_v22200::size",
-    ][::core::mem::offset_of!(ncclSimInfo_v22200, size) - 0usize];
-    [
-        "Offset of field: ncclSimInfo_v22200::magic",
-    ][::core::mem::offset_of!(ncclSimInfo_v22200, magic) - 8usize];
-    [
-        "Offset of field: ncclSimInfo_v22200::version",
-    ][::core::mem::offset_of!(ncclSimInfo_v22200, version) - 12usize];
-    [
-        "Offset of field: ncclSimInfo_v22200::estimatedTime",
-    ][::core::mem::offset_of!(ncclSimInfo_v22200, estimatedTime) - 16usize];
-};
-pub type ncclSimInfo_t = ncclSimInfo_v22200;
-impl ncclRedOp_dummy_t {
-    pub const ncclNumOps_dummy: ncclRedOp_dummy_t = ncclRedOp_dummy_t(5);
-}
-#[repr(transparent)]
-#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
-pub struct ncclRedOp_dummy_t(pub ::core::ffi::c_uint);
 impl ncclRedOp_t {
     pub const ncclSum: ncclRedOp_t = ncclRedOp_t(0);
     pub const ncclProd: ncclRedOp_t = ncclRedOp_t(1);
@@ -215,26 +158,8 @@ impl ncclDataType_t {
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ncclDataType_t(pub ::core::ffi::c_uint);
-impl ncclScalarResidence_t {
-    pub const ncclScalarDevice: ncclScalarResidence_t = ncclScalarResidence_t(0);
-    pub const ncclScalarHostImmediate: ncclScalarResidence_t = ncclScalarResidence_t(1);
-}
-#[repr(transparent)]
-#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
-pub struct ncclScalarResidence_t(pub ::core::ffi::c_uint);
 pub struct Symbols {
     __library: ::libloading::Library,
-    pub ncclMemAlloc: Result<
-        unsafe extern "C" fn(
-            ptr: *mut *mut ::core::ffi::c_void,
-            size: usize,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclMemFree: Result<
-        unsafe extern "C" fn(ptr: *mut ::core::ffi::c_void) -> ncclResult_t,
-        ::libloading::Error,
-    >,
     pub ncclGetVersion: Result<
         unsafe extern "C" fn(version: *mut ::core::ffi::c_int) -> ncclResult_t,
         ::libloading::Error,
@@ -250,23 +175,6 @@ pub struct Symbols {
             commId: ncclUniqueId,
             rank: ::core::ffi::c_int,
             config: *mut ncclConfig_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommInitRank: Result<
-        unsafe extern "C" fn(
-            comm: *mut ncclComm_t,
-            nranks: ::core::ffi::c_int,
-            commId: ncclUniqueId,
-            rank: ::core::ffi::c_int,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommInitAll: Result<
-        unsafe extern "C" fn(
-            comm: *mut ncclComm_t,
-            ndev: ::core::ffi::c_int,
-            devlist: *const ::core::ffi::c_int,
         ) -> ncclResult_t,
         ::libloading::Error,
     >,
@@ -289,38 +197,6 @@ pub struct Symbols {
         ) -> ncclResult_t,
         ::libloading::Error,
     >,
-    pub ncclCommSplit: Result<
-        unsafe extern "C" fn(
-            comm: ncclComm_t,
-            color: ::core::ffi::c_int,
-            key: ::core::ffi::c_int,
-            newcomm: *mut ncclComm_t,
-            config: *mut ncclConfig_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommShrink: Result<
-        unsafe extern "C" fn(
-            comm: ncclComm_t,
-            excludeRanksList: *mut ::core::ffi::c_int,
-            excludeRanksCount: ::core::ffi::c_int,
-            newcomm: *mut ncclComm_t,
-            config: *mut ncclConfig_t,
-            shrinkFlags: ::core::ffi::c_int,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommInitRankScalable: Result<
-        unsafe extern "C" fn(
-            newcomm: *mut ncclComm_t,
-            nranks: ::core::ffi::c_int,
-            myrank: ::core::ffi::c_int,
-            nId: ::core::ffi::c_int,
-            commIds: *mut ncclUniqueId,
-            config: *mut ncclConfig_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
     pub ncclGetErrorString: Result<
         unsafe extern "C" fn(result: ncclResult_t) -> *const ::core::ffi::c_char,
         ::libloading::Error,
@@ -329,100 +205,10 @@ pub struct Symbols {
         unsafe extern "C" fn(comm: ncclComm_t) -> *const ::core::ffi::c_char,
         ::libloading::Error,
     >,
-    pub ncclResetDebugInit: Result<unsafe extern "C" fn(), ::libloading::Error>,
     pub ncclCommGetAsyncError: Result<
         unsafe extern "C" fn(
             comm: ncclComm_t,
             asyncError: *mut ncclResult_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommCount: Result<
-        unsafe extern "C" fn(
-            comm: ncclComm_t,
-            count: *mut ::core::ffi::c_int,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommCuDevice: Result<
-        unsafe extern "C" fn(
-            comm: ncclComm_t,
-            device: *mut ::core::ffi::c_int,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommUserRank: Result<
-        unsafe extern "C" fn(
-            comm: ncclComm_t,
-            rank: *mut ::core::ffi::c_int,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommRegister: Result<
-        unsafe extern "C" fn(
-            comm: ncclComm_t,
-            buff: *mut ::core::ffi::c_void,
-            size: usize,
-            handle: *mut *mut ::core::ffi::c_void,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommDeregister: Result<
-        unsafe extern "C" fn(
-            comm: ncclComm_t,
-            handle: *mut ::core::ffi::c_void,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommWindowRegister: Result<
-        unsafe extern "C" fn(
-            comm: ncclComm_t,
-            buff: *mut ::core::ffi::c_void,
-            size: usize,
-            win: *mut ncclWindow_t,
-            winFlags: ::core::ffi::c_int,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclCommWindowDeregister: Result<
-        unsafe extern "C" fn(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclRedOpCreatePreMulSum: Result<
-        unsafe extern "C" fn(
-            op: *mut ncclRedOp_t,
-            scalar: *mut ::core::ffi::c_void,
-            datatype: ncclDataType_t,
-            residence: ncclScalarResidence_t,
-            comm: ncclComm_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclRedOpDestroy: Result<
-        unsafe extern "C" fn(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclReduce: Result<
-        unsafe extern "C" fn(
-            sendbuff: *const ::core::ffi::c_void,
-            recvbuff: *mut ::core::ffi::c_void,
-            count: usize,
-            datatype: ncclDataType_t,
-            op: ncclRedOp_t,
-            root: ::core::ffi::c_int,
-            comm: ncclComm_t,
-            stream: cudaStream_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclBcast: Result<
-        unsafe extern "C" fn(
-            buff: *mut ::core::ffi::c_void,
-            count: usize,
-            datatype: ncclDataType_t,
-            root: ::core::ffi::c_int,
-            comm: ncclComm_t,
-            stream: cudaStream_t,
         ) -> ncclResult_t,
         ::libloading::Error,
     >,
@@ -445,64 +231,6 @@ pub struct Symbols {
             count: usize,
             datatype: ncclDataType_t,
             op: ncclRedOp_t,
-            comm: ncclComm_t,
-            stream: cudaStream_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclReduceScatter: Result<
-        unsafe extern "C" fn(
-            sendbuff: *const ::core::ffi::c_void,
-            recvbuff: *mut ::core::ffi::c_void,
-            recvcount: usize,
-            datatype: ncclDataType_t,
-            op: ncclRedOp_t,
-            comm: ncclComm_t,
-            stream: cudaStream_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclAllGather: Result<
-        unsafe extern "C" fn(
-            sendbuff: *const ::core::ffi::c_void,
-            recvbuff: *mut ::core::ffi::c_void,
-            sendcount: usize,
-            datatype: ncclDataType_t,
-            comm: ncclComm_t,
-            stream: cudaStream_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclAlltoAll: Result<
-        unsafe extern "C" fn(
-            sendbuff: *const ::core::ffi::c_void,
-            recvbuff: *mut ::core::ffi::c_void,
-            count: usize,
-            datatype: ncclDataType_t,
-            comm: ncclComm_t,
-            stream: cudaStream_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclGather: Result<
-        unsafe extern "C" fn(
-            sendbuff: *const ::core::ffi::c_void,
-            recvbuff: *mut ::core::ffi::c_void,
-            count: usize,
-            datatype: ncclDataType_t,
-            root: ::core::ffi::c_int,
-            comm: ncclComm_t,
-            stream: cudaStream_t,
-        ) -> ncclResult_t,
-        ::libloading::Error,
-    >,
-    pub ncclScatter: Result<
-        unsafe extern "C" fn(
-            sendbuff: *const ::core::ffi::c_void,
-            recvbuff: *mut ::core::ffi::c_void,
-            count: usize,
-            datatype: ncclDataType_t,
-            root: ::core::ffi::c_int,
             comm: ncclComm_t,
             stream: cudaStream_t,
         ) -> ncclResult_t,
@@ -538,52 +266,23 @@ pub struct Symbols {
         unsafe extern "C" fn() -> ncclResult_t,
         ::libloading::Error,
     >,
-    pub ncclGroupSimulateEnd: Result<
-        unsafe extern "C" fn(simInfo: *mut ncclSimInfo_t) -> ncclResult_t,
-        ::libloading::Error,
-    >,
 }
 crate::table::table! {
     Symbols:
-    ncclMemAlloc
-    ncclMemFree
     ncclGetVersion
     ncclGetUniqueId
     ncclCommInitRankConfig
-    ncclCommInitRank
-    ncclCommInitAll
     ncclCommFinalize
     ncclCommDestroy
     ncclCommAbort
     ncclCommRevoke
-    ncclCommSplit
-    ncclCommShrink
-    ncclCommInitRankScalable
     ncclGetErrorString
     ncclGetLastError
-    ncclResetDebugInit
     ncclCommGetAsyncError
-    ncclCommCount
-    ncclCommCuDevice
-    ncclCommUserRank
-    ncclCommRegister
-    ncclCommDeregister
-    ncclCommWindowRegister
-    ncclCommWindowDeregister
-    ncclRedOpCreatePreMulSum
-    ncclRedOpDestroy
-    ncclReduce
-    ncclBcast
     ncclBroadcast
     ncclAllReduce
-    ncclReduceScatter
-    ncclAllGather
-    ncclAlltoAll
-    ncclGather
-    ncclScatter
     ncclSend
     ncclRecv
     ncclGroupStart
     ncclGroupEnd
-    ncclGroupSimulateEnd
 }

@@ -1,4 +1,4 @@
-//! The functions that this project calls, as plain pointers.
+//! The functions that this project calls, as plain pointers. The generated table has these alone.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -49,9 +49,6 @@ functions! {
         ncclCommDestroy: fn(ncclComm_t) -> ncclResult_t;
         ncclCommAbort: fn(ncclComm_t) -> ncclResult_t;
         ncclCommGetAsyncError: fn(ncclComm_t, *mut ncclResult_t) -> ncclResult_t;
-        ncclCommCount: fn(ncclComm_t, *mut c_int) -> ncclResult_t;
-        ncclCommCuDevice: fn(ncclComm_t, *mut c_int) -> ncclResult_t;
-        ncclCommUserRank: fn(ncclComm_t, *mut c_int) -> ncclResult_t;
         ncclGroupStart: fn() -> ncclResult_t;
         ncclGroupEnd: fn() -> ncclResult_t;
         ncclSend: fn(*const c_void, usize, ncclDataType_t, c_int, ncclComm_t, cudaStream_t) -> ncclResult_t;

@@ -15,8 +15,7 @@ use common::{compile, crate_dir, package, real_library, scratch, shared_library}
 
 /// Every function without which a library is refused, but for the version.
 const REQUIRED: &str = "ncclGetUniqueId ncclGetErrorString ncclGetLastError ncclCommInitRankConfig ncclCommFinalize \
-    ncclCommDestroy ncclCommAbort ncclCommGetAsyncError ncclCommCount ncclCommCuDevice \
-    ncclCommUserRank ncclGroupStart ncclGroupEnd ncclSend ncclRecv ncclAllReduce ncclBroadcast";
+    ncclCommDestroy ncclCommAbort ncclCommGetAsyncError ncclGroupStart ncclGroupEnd ncclSend ncclRecv ncclAllReduce ncclBroadcast";
 
 fn required() -> Vec<&'static str> {
     REQUIRED.split(' ').collect()

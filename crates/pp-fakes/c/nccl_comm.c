@@ -165,19 +165,6 @@ EXPORT int ncclCommGetAsyncError(void *handle, int *error) {
     return c ? NCCL_OK : NCCL_ARGUMENT;
 }
 
-EXPORT int ncclCommCount(void *handle, int *count) {
-    struct comm *c = comm_of(handle);
-    return c ? (*count = c->ranks, NCCL_OK) : NCCL_ARGUMENT;
-}
-EXPORT int ncclCommUserRank(void *handle, int *rank) {
-    struct comm *c = comm_of(handle);
-    return c ? (*rank = c->rank, NCCL_OK) : NCCL_ARGUMENT;
-}
-EXPORT int ncclCommCuDevice(void *handle, int *device) {
-    struct comm *c = comm_of(handle);
-    return c ? (*device = c->device, NCCL_OK) : NCCL_ARGUMENT;
-}
-
 EXPORT const char *ncclGetErrorString(int code) {
     static const char *const text[] = {
         "no error",
