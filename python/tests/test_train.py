@@ -65,22 +65,23 @@ def test_the_losses_are_those_of_pytorchs_own_runner(tmp_path: Path) -> None:
 
 
 class Product(torch.autograd.Function):
-    """A node of Python in the graph."""
+    """A node of Python in the graph, whose backward changes what it has kept, and frees it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, w)
+        ctx.x, ctx.w = x.clone(), w.expand_as(x).clone()
         return x * w
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, w = ctx.saved_tensors
-        return grad * w, (grad * x).sum(0)
+        of_x, of_w = ctx.w.mul_(grad), ctx.x.mul_(grad).sum(0)
+        del ctx.x, ctx.w
+        return of_x, of_w
 
 
 class Together(torch.nn.Module):
-    """Two weights whose gradients are one tensor, one whose gradient is expanded, one that is used twice around another, and one with a
-    node of Python.
+    """Two weights whose gradients are one tensor, one whose gradient is expanded, one that is used twice around another whose output has
+    a hook, and one with a node of Python.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,9 @@ class Together(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = Product.apply(x * (self.w + self.delta), self.own)
-        made: torch.Tensor = self.shared(torch.relu(self.between(self.shared(x)))) * self.sum.sum()
+        between = self.between(self.shared(x))
+        between.register_hook(lambda grad: grad * 2)
+        made: torch.Tensor = self.shared(torch.relu(between)) * self.sum.sum()
         return made
 
 
@@ -104,12 +107,14 @@ def test_a_divided_backward_adds_the_gradients_of_a_whole_one() -> None:
     whole = [x.grad for x in batches] + [weight.grad for weight in weights]
     for x in (*batches, *weights):
         x.grad = None
-    divided = []
+    divided, undone = [], []
     for x in batches:
         y = module(x).square().sum()
         groups = _backward.divides([y], [x], weights)
         assert groups is not None
         divided += _backward.backward_input([y], None, [x], groups)
+        undone.append(groups)
+    for groups in undone:
         _backward.backward_weight(groups)
     assert all(torch.equal(a, b) for a, b in zip(whole, divided + [weight.grad for weight in weights], strict=True))
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -25,8 +25,8 @@ class _Group:
     weights: dict[Node, torch.Tensor]
     nodes: list[Node]
     grads: list[tuple[torch.Tensor | None, ...] | None] = field(default_factory=list)
-    # Outputs that keep nodes of `torch.autograd.Function`: what Python has of such a node does not, in PyTorch 2.11.
-    outputs: Sequence[torch.Tensor] = ()
+    # The nodes are those that accumulate, which all microbatches have.
+    is_made: bool = False
 
 
 def node_of(tensor: torch.Tensor) -> Node | None:
@@ -94,23 +94,34 @@ def divides(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], wei
     users, wanted = users_below(roots), {id(weight) for weight in weights}
     # The graph names the weights in it, which takes less than asking each weight for its node.
     leaves = ((node, node.variable) for node in users if hasattr(node, "variable") and not node.next_functions)
-    groups = _groups(roots, of_inputs, {node: weight for node, weight in leaves if id(weight) in wanted}, users)
-    for group in groups or ():
-        if any(isinstance(node, BackwardCFunction) for node in group.nodes):
-            group.outputs = outputs
-    return groups
+    return _groups(roots, of_inputs, {node: weight for node, weight in leaves if id(weight) in wanted}, users)
 
 
 def backward_input(
     outputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor] | None, inputs: Sequence[torch.Tensor], groups: list[_Group]
 ) -> list[torch.Tensor | None]:
     """The gradients of the inputs; `grads` is None of a loss. Keeps in `groups` what those of the weights take."""
-    with ExitStack() as hooks:
-        for group in groups:
-            group.grads = [None] * len(group.nodes)
-            for at, node in enumerate(group.nodes):
-                hooks.callback(node.register_prehook(functools.partial(group.grads.__setitem__, at)).remove)
-        return list(torch.autograd.grad(outputs, inputs, grads, retain_graph=True, allow_unused=True))
+    # The backward of a `torch.autograd.Function` may free or change what it has kept, so it runs once.
+    whole = [group for group in groups if any(isinstance(node, BackwardCFunction) for node in group.nodes)]
+    for group in groups:
+        group.grads = [None] * len(group.nodes)
+        for at, node in enumerate(group.nodes):
+            # It goes with the graph.
+            node.register_prehook(functools.partial(_first, group.grads, at))
+    asked = [*inputs, *(weight for group in whole for weight in group.weights.values())]
+    made = list(torch.autograd.grad(outputs, asked, grads, retain_graph=True, allow_unused=True))
+    for group in whole:
+        group.nodes, group.is_made = list(group.weights), True
+        group.grads = [(made.pop(len(inputs)),) for _ in group.nodes]
+    return made
+
+
+def _first(came: list[tuple[torch.Tensor | None, ...] | None], at: int, grads: tuple[torch.Tensor | None, ...]) -> Any:
+    """Has a node that runs again take what came first. That has passed its hooks, and what a node above it gives now is a part of it."""
+    if came[at] is None:
+        came[at] = grads
+        return None
+    return came[at]
 
 
 def backward_weight(groups: list[_Group]) -> None:
@@ -122,16 +133,13 @@ def backward_weight(groups: list[_Group]) -> None:
                 if grad is not None:
                     edges.append(GradientEdge(node, at))
                     grads.append(grad)
-        if not edges:
-            continue
-        with ExitStack() as hooks:
-            if len(group.nodes) > 1:
-                # A node below another one would get that one's gradient a second time.
-                for came, node in zip(group.grads, group.nodes, strict=True):
-                    hooks.callback(node.register_prehook(lambda _, came=came: came).remove)
+        hooks = [node.register_prehook(functools.partial(_first, group.grads, at)) for at, node in enumerate(group.nodes) if group.is_made]
+        if edges:
             # Another group may go through the same nodes. The graph goes with the groups.
             # What torch.autograd.backward calls. Its own checks take as long as the call, and there is one for each layer.
             torch.autograd.Variable._execution_engine.run_backward(
                 tuple(edges), tuple(grads), True, False, tuple(group.weights.values()), allow_unreachable=True, accumulate_grad=True
             )
+        for hook in hooks:
+            hook.remove()
         group.nodes, group.grads = [], []
