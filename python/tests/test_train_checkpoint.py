@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -253,7 +254,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     points.begin(4)
     for number in range(2):
         points.write(stage_of(own, number), 4)
-    points.commit(4, 2, [0.5] * 4)
+    points.commit(4, 2, [0.5, 0.5, 0.5, math.nan])
+    # Of JSON that every reader takes.
+    json.loads((tmp_path / "step-4/model.safetensors.index.json").read_text(), parse_constant=pytest.fail)
     (tmp_path / "step-5.part").mkdir()
     for error, more, words in [
         (ValueError, {"checkpoint": tmp_path}, "give a folder and after how many steps"),
@@ -264,7 +267,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(error, match=words):
             train.Trainer("1f1b", **terms(**more))
     resumed = train.Trainer("1f1b", **terms(checkpoint=tmp_path, every=1, resume=True))
-    assert resumed.losses == [0.5] * 4 and list(resumed.batches(range(6))) == [4, 5]
+    assert repr(resumed.losses) == "[0.5, 0.5, 0.5, nan]" and list(resumed.batches(range(6))) == [4, 5]
     assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
     # Over all calls: the first epoch was two batches long.
     again = train.Trainer("1f1b", **terms(checkpoint=tmp_path, every=1, resume=True))
@@ -276,6 +279,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     ]:
         with pytest.raises(ValueError, match=words):
             resumed._load(stage_of(train.Trainer("1f1b", **terms(stages=stages)), 0))
+    norms = terms(stages=lambda s: torch.nn.BatchNorm1d(3), names=lambda s, name: f"{s}.{name}" if name in ("weight", "bias") else name)
+    with pytest.raises(ValueError, match="'running_mean' to a buffer of stage 1, and stage 0 has it, too"):
+        train.Trainer("1f1b", checkpoint=tmp_path / "names", every=1, **norms).step((torch.ones(4, 3),) * 2)
     world = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999", "PP_JOB_SECRET": "0123456789abcdef" * 2}
     for name, value in world.items():
         monkeypatch.setenv(name, value)

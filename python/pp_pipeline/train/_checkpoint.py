@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import io
 import json
+import math
 import os
 import shutil
 from collections import deque
@@ -86,8 +87,8 @@ class Checkpoints:
                 f"{self._path(step)} was trained with seed={about['seed']}, and this trainer has seed={self._seed}: give the same one, "
                 "or take its weights alone with load_weights"
             )
-        losses: list[float] = about["losses"]
-        return losses
+        # A loss that was not finite is none in JSON.
+        return [math.nan if loss is None else loss for loss in about["losses"]]
 
     # A checkpoint is made.
 
@@ -120,7 +121,8 @@ class Checkpoints:
                     raise OSError(f"{weights[name]} and {file.name} both have {name!r}: let names= give each buffer a name of its own")
                 weights[name] = file.name
                 size += about["data_offsets"][1] - about["data_offsets"][0]
-        about = {"total_size": size, "step": step, "seed": self._seed, "losses": losses}
+        told = [loss if math.isfinite(loss) else None for loss in losses]
+        about = {"total_size": size, "step": step, "seed": self._seed, "losses": told}
         (part / _INDEX).write_text(json.dumps({"metadata": about, "weight_map": weights}))
         _store(part / _INDEX)
         _store(part)

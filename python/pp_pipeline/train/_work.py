@@ -47,8 +47,8 @@ class Rank:
         self.own_inputs, self.own_targets = own_inputs, own_targets
         self.stages: dict[int, ModelStage] = {}
         self._specs: dict[int, Specs] = {}
-        # Of each stage that was made to learn what it makes: its inputs, its outputs and its weights.
-        self._learnt: dict[int, tuple[Specs, Specs, dict[str, Form]]] = {}
+        # Of each stage that was made to learn what it makes: its inputs, its outputs, its weights and the names of its buffers.
+        self._learnt: dict[int, tuple[Specs, Specs, dict[str, Form], list[str]]] = {}
         # The backwards that have two parts, by stage and microbatch.
         self.splits = {
             (stage, microbatch)
@@ -167,14 +167,24 @@ class Rank:
         module = self.stages[number].module if number in self.stages else self.settings.module(number, torch.device("cpu"))
         targets = {name: inputs[name] for name in _shapes.targets_in(tuple(inputs))}
         outputs = {} if is_last else {**_shapes.outputs_of(number, module, inputs), **targets}
-        self._learnt[number] = dict(inputs), outputs, forms_of(weights_of(number, module, self.settings.names))
+        buffers = [self.settings.names(number, local) for local, _ in module.named_buffers()]
+        self._learnt[number] = dict(inputs), outputs, forms_of(weights_of(number, module, self.settings.names)), buffers
         return outputs
 
     def ties(self, specs: Specs) -> list[Tied]:
         """The tied weights of the model, for a microbatch like this. Each stage is made once, for a moment."""
         for number in range(self.settings.count):
             specs = self.forward_specs(number, specs_of(rows_of(layout_of(specs))), learns=True)
-        return ties_among([self._learnt[number][2] for number in range(self.settings.count)])
+        learnt = [self._learnt[number] for number in range(self.settings.count)]
+        holders: dict[str, int] = {name: number for number, of in enumerate(learnt) for name in of[2]}
+        for number, of in enumerate(learnt if self.checkpoints is not None else ()):
+            for name in of[3]:
+                if holders.setdefault(name, number) != number or name in of[2]:
+                    raise ValueError(
+                        f"names gives {name!r} to a buffer of stage {number}, and stage {holders[name]} has it, too: a checkpoint takes "
+                        "names of their own"
+                    )
+        return ties_among([of[2] for of in learnt])
 
     def backward_specs(self, number: int, inputs: Mapping[str, Spec]) -> Specs:
         """The tensors behind the backward of a stage."""
