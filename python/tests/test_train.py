@@ -321,6 +321,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         ("1f1b", {"clip": 0}, "clip="),
         ("zbv", {}, "stages a rank"),
         ("1f1b", {"timeline": "t.svg"}, "timing=True"),
+        ("1f1b", {"loss": torch.nn.Linear(2, 2)}, "loss= has weights"),
     ]:
         with pytest.raises(ValueError, match=words):
             train.Trainer(schedule, **{**good, **more})  # type: ignore[arg-type]
@@ -331,13 +332,17 @@ def test_what_cannot_be_trained_is_refused() -> None:
     ]:
         with pytest.raises((ValueError, TypeError), match=words):
             train.Trainer("1f1b", **{**good, "stages": stages, "names": names}).step((torch.ones(4, 2),) * 2)  # type: ignore[arg-type]
-    data = [(torch.ones(4, 2),) * 2]
+    data, numbers = [(torch.ones(4, 2),) * 2], [(torch.ones(4, dtype=torch.long), torch.ones(4, 2))]
+    sgd: dict[str, Any] = {"optimizer": lambda p: torch.optim.SGD(p, 0.1)}
+    sparse = torch.nn.Embedding(4, 2, sparse=True), torch.nn.Linear(2, 2)
     for wrong, words in [
         ({"optimizer": lambda p: None}, "optimizer gave None for stage 0"),
+        ({**sgd, "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau, which asks for a measure"),
+        ({**sgd, "stages": lambda s: sparse[s]}, "gradient of 'stages.0.weight' is sparse"),
         ({"loss": lambda y, t: (y - t).square().mean().detach()}, "with its gradient"),
     ]:
         with pytest.raises(TypeError, match=words):
-            train.run_plain("1f1b", data, **{**good, **wrong})  # type: ignore[arg-type]
+            train.run_plain("1f1b", numbers if "stages" in wrong else data, **{**good, **wrong})  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match="report='missing/r.json': there is no folder 'missing'"):
         train.Trainer("1f1b", report="missing/r.json", **good).step(data[0])  # type: ignore[arg-type]
     same = torch.nn.Linear(2, 2)

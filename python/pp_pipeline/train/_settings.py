@@ -57,6 +57,8 @@ class Settings:
             raise ValueError(f"reduction={reduction!r}: give 'mean', if the loss is a mean over its microbatch, or 'sum'")
         if clip is not None and not clip > 0:
             raise ValueError(f"clip={clip!r}: give the largest norm of all gradients, above 0, or None")
+        if isinstance(loss, torch.nn.Module) and any(p.requires_grad for p in loss.parameters()):
+            raise ValueError("loss= has weights, and no stage of the model would train them: let the last stage have them")
         self.schedule = _schedule(schedule, ranks, stages_per_rank, microbatches)
         self.microbatches, self.seed, self.reduction, self.clip = microbatches, seed, reduction, clip
         self.stages, self.loss, self.optimizer, self.scheduler = stages, loss, optimizer, scheduler

@@ -72,6 +72,9 @@ class ModelStage:
             raise TypeError(f"stages({number}) gave {module!r}: it must give a torch.nn.Module")
         self.number, self._is_last, self._settings, self.device = number, is_last, settings, device
         self.module = module.to(device)
+        self._loss = settings.loss
+        if is_last and isinstance(self._loss, torch.nn.Module):
+            self._loss.to(device)
         self._generators = generators_of(device)
         self._params = [p for p in self.module.parameters() if p.requires_grad]
         # All weights by their names in the whole model, and those that other stages have, too.
@@ -82,6 +85,8 @@ class ModelStage:
             raise TypeError(f"optimizer gave {self.optimizer!r} for stage {number}: it gives a torch.optim.Optimizer")
         scheduler = settings.scheduler
         self.scheduler = scheduler(self.optimizer) if scheduler is not None and self.optimizer is not None else None
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise TypeError("scheduler gave a ReduceLROnPlateau, which asks for a measure at each step: give one that counts steps")
         # Of each microbatch: its outputs and inputs until the backward, and what is left for the weights.
         self._kept: dict[int, tuple[Tensors, Tensors]] = {}
         self._undone: dict[int, Any] = {}
@@ -121,6 +126,8 @@ class ModelStage:
             parts.extend(one for one in part._modules.values() if one is not None)
         if any(part.training != trains or getattr(part.train, "__func__", None) is not torch.nn.Module.train for part in parts):
             self.module.train(trains)
+        if self._is_last and isinstance(self._loss, torch.nn.Module):
+            self._loss.train(trains)
         buffers = (buffer for part in parts for buffer in part._buffers.values() if buffer is not None) if trains else ()
         self._buffers = [(buffer, buffer.clone()) for buffer in buffers]
         if self.device.type == "cuda":
@@ -141,7 +148,7 @@ class ModelStage:
             made = self.module(*inputs)
         outputs = outputs_in(made, self.number)
         if self._is_last:
-            loss = self._settings.loss(made, *targets)
+            loss = self._loss(made, *targets)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (self._trains and not loss.requires_grad):
                 raise TypeError(f"loss gave {loss!r}: it gives a tensor of one number, with its gradient")
             self.losses[microbatch] = loss.detach()
@@ -220,8 +227,16 @@ class ModelStage:
         """Makes the gradients of the step of what was added up, and gives the sum of their squares in f64, without tied weights."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         tied = {id(self.weights[name]) for name in self._ties}
-        made = [(p, p.grad) for p in self._params if p.grad is not None]
-        made = [(p, torch.view_as_real(grad) if grad.is_complex() else grad) for p, grad in made]
+        made: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        for p in self._params:
+            if p.grad is None:
+                continue
+            if p.grad.layout != torch.strided:
+                name = next(name for name, one in self.weights.items() if one is p)
+                raise TypeError(f"the gradient of {name!r} is sparse: let the module make a dense one (Embedding(..., sparse=False))")
+            if p.grad.is_conj():
+                p.grad = p.grad.resolve_conj()
+            made.append((p, torch.view_as_real(p.grad) if p.grad.is_complex() else p.grad))
         if self.device.type == "cuda":
             # A GPU takes all at once. The norms need no copy in f64.
             if made and self._settings.reduction == "mean":
