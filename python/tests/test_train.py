@@ -149,7 +149,9 @@ class Two(nn.Module):
     def __init__(self, number):
         super().__init__()
         self.own, self.norm, self.number = nn.Linear(3, 3), nn.BatchNorm1d(3), number
+        self.register_buffer("mean", torch.zeros(3))
     def forward(self, x):
+        self.mean = self.mean + x.detach().mean(0)
         made = x + 0 * self.norm(self.own(x))
         return torch.where(made > 50, float("inf"), made) if self.number else made
 

@@ -90,8 +90,8 @@ class ModelStage:
         # Of each microbatch: its outputs and inputs until the backward, and what is left for the weights.
         self._kept: dict[int, tuple[Tensors, Tensors]] = {}
         self._undone: dict[int, Any] = {}
-        # The buffers, and what they were before the step.
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # The buffers of each part by their names, and what they were before the step.
+        self._buffers: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor | None, torch.Tensor | None]] = []
         self.losses: dict[int, torch.Tensor] = {}
         # The backward is not divided. The first forward tells.
         self._is_whole = False
@@ -128,8 +128,8 @@ class ModelStage:
             self.module.train(trains)
         if self._is_last and isinstance(self._loss, torch.nn.Module):
             self._loss.train(trains)
-        buffers = (buffer for part in parts for buffer in part._buffers.values() if buffer is not None) if trains else ()
-        self._buffers = [(buffer, buffer.clone()) for buffer in buffers]
+        buffers = ((part._buffers, *one) for part in parts for one in part._buffers.items()) if trains else ()
+        self._buffers = [(of, name, one, None if one is None else one.clone()) for of, name, one in buffers]
         if self.device.type == "cuda":
             # The driver issues forwards to another stream.
             torch.cuda.current_stream(self.device).synchronize()
@@ -308,8 +308,11 @@ class ModelStage:
     def apply(self, norm: float | None) -> None:
         """Ends a step: with the norm of all gradients the weights move, and without it everything is as before the step."""
         if norm is None:
-            for buffer, before in self._buffers:
-                buffer.copy_(before)
+            for of, name, buffer, before in self._buffers:
+                # A module may have another one by now.
+                of[name] = buffer
+                if buffer is not None and before is not None:
+                    buffer.copy_(before)
         elif self.optimizer is not None:
             clip, grads = self._settings.clip, [p.grad for p in self._params if p.grad is not None]
             if grads and clip is not None and norm > clip:
