@@ -95,7 +95,8 @@ class Settings:
         """A stage of the model; `others` are those that this process has already."""
         module = self.module(number, device)
         if isinstance(module, torch.nn.Module):
-            set_apart(number, module, self.names, {other: stage.weights for other, stage in others.items()})
+            taken = {part for stage in others.values() for part in stage.module.modules()}
+            module = set_apart(number, module, self.names, {other: stage.weights for other, stage in others.items()}, taken)
         return ModelStage(number, number == self.count - 1, module, self, device)
 
 

@@ -6,8 +6,9 @@ they stay alike.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,11 +91,13 @@ def sums_specs(ties: Sequence[Tied]) -> dict[str, Spec]:
     return {f"tied.{dtype}": Spec((end,), dtype) for dtype, end in ends.items()}
 
 
-def set_apart(number: int, module: torch.nn.Module, names: Any, others: Mapping[int, Mapping[str, torch.nn.Parameter]]) -> None:
-    """Gives a module a copy of each weight that another stage of this process has, too."""
+def set_apart(
+    number: int, module: torch.nn.Module, names: Any, others: Mapping[int, Mapping[str, torch.nn.Parameter]], taken: Set[torch.nn.Module]
+) -> torch.nn.Module:
+    """Gives a module a copy of each weight that another stage of this process has, too, and of each part of it that is `taken`: a part
+    that another stage has.
+    """
     owners = {id(weight): (other, name) for other, weights in others.items() for name, weight in weights.items()}
-    if not owners:
-        return
     copies: dict[int, torch.nn.Parameter] = {}
     for name, weight in weights_of(number, module, names).items():
         if id(weight) not in owners or not weight.requires_grad:
@@ -106,7 +109,23 @@ def set_apart(number: int, module: torch.nn.Module, names: Any, others: Mapping[
                 "names= give both one name"
             )
         copies[id(weight)] = torch.nn.Parameter(weight.detach().clone())
+    if copies:
+        module = _parts_apart(module, taken, {})
     for part in module.modules():
         for local, weight in list(part.named_parameters(recurse=False, remove_duplicate=False)):
             if id(weight) in copies:
                 setattr(part, local, copies[id(weight)])
+    return module
+
+
+def _parts_apart(part: torch.nn.Module, taken: Set[torch.nn.Module], made: dict[torch.nn.Module, torch.nn.Module]) -> torch.nn.Module:
+    if part not in made:
+        made[part] = part
+        if part in taken:
+            made[part] = copied = copy.copy(part)
+            for of in ("_parameters", "_buffers", "_modules"):
+                setattr(copied, of, getattr(part, of).copy())
+        for name, inner in part._modules.items():
+            if inner is not None:
+                made[part]._modules[name] = _parts_apart(inner, taken, made)
+    return made[part]
