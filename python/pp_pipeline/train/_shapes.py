@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from .._stages import Spec
 
@@ -23,6 +25,8 @@ Tensors = tuple[torch.Tensor, ...]
 FINDING = 2560
 # The kinds of actions, in the order in which their times travel.
 OPS = "FIWB"
+# Where a module may keep tensors, apart from its attributes.
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 
 
 @functools.cache
@@ -104,19 +108,52 @@ def learn_first() -> None:
             pass
 
 
+@contextmanager
+def _unchanged(module: torch.nn.Module) -> Iterator[None]:
+    """Gives a module back behind a `with` what its parts had, so that a table which the first forward makes is made again."""
+    kept: dict[int, tuple[Any, Any]] = {}
+    waiting: list[Any] = [vars(part) for part in module.modules()]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in kept:
+            kept[id(one)] = one, one.copy()
+            waiting.extend(inner for inner in (one.values() if isinstance(one, dict) else one) if type(inner) in _CONTAINERS)
+    try:
+        yield
+    finally:
+        for one, was in kept.values():
+            one.clear()
+            one.extend(was) if isinstance(one, list) else one.update(was)
+
+
 def outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec]) -> Specs:
-    """The outputs of a stage for inputs like these. Nothing is computed."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        own = [*module.named_parameters(), *module.named_buffers()]
-        state = {name: mode.from_tensor(tensor) for name, tensor in own}
-        device = own[0][1].device if own else None
+    """The outputs of a stage for inputs like these. Nothing is computed, unless the forward looks at values: then it has zeros."""
+    try:
+        return _outputs_of(number, module, specs, FakeTensorMode(allow_non_fake_inputs=True))
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return _outputs_of(number, module, specs, None)
+
+
+def _outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec], mode: FakeTensorMode | None) -> Specs:
+    weights, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    device = next((one.device for one in (*weights.values(), *buffers.values())), None)
+    gpus = [device] if device is not None and device.type == "cuda" else []
+    with _unchanged(module), torch.random.fork_rng(gpus), mode or nullcontext():
+        if mode is not None:
+            state = {name: mode.from_tensor(tensor) for name, tensor in {**weights, **buffers}.items()}
+        else:
+            state = {name: tensor.clone() for name, tensor in buffers.items()}
         inputs = [
-            torch.empty(specs[name].shape, dtype=dtype_of(specs[name]), requires_grad=name[0] == "g", device=device)
+            torch.zeros(specs[name].shape, dtype=dtype_of(specs[name]), requires_grad=name[0] == "g", device=device)
             for name in inputs_in(tuple(specs))
         ]
         try:
             with torch.enable_grad():
-                made = torch.func.functional_call(module.cpu() if not own else module, state, tuple(inputs))
+                # No leaf, as in a step.
+                own = tuple(one.clone() for one in inputs)
+                made = torch.func.functional_call(module if device is not None else module.cpu(), state, own)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            raise
         except Exception as error:
             shapes = ", ".join(f"{tuple(one.shape)} {one.dtype}" for one in inputs)
             raise ValueError(f"stage {number} cannot work on inputs of {shapes}: {type(error).__name__}: {error}") from error

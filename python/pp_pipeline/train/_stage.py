@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import checkpoint
 
 from ._backward import backward_input, backward_weight, divides, users_below
@@ -147,6 +148,11 @@ class ModelStage:
         else:
             made = self.module(*inputs)
         outputs = outputs_in(made, self.number)
+        if any(isinstance(one, FakeTensor) for one in outputs):
+            raise TypeError(
+                f"stage {self.number} works with a tensor that it made when it was asked for shapes alone, and that was kept outside "
+                "of the module, as by functools.cache: keep it in the module, or make it in each forward"
+            )
         if self._is_last:
             loss = self._loss(made, *targets)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (self._trains and not loss.requires_grad):
