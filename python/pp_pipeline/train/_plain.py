@@ -59,7 +59,13 @@ def _order(actions: list[list[tuple[int, str, int]]], count: int) -> list[list[i
 
 
 def _squares(
-    model: list[ModelStage], sums: dict[str, torch.Tensor], order: list[list[int]], step: int, inputs: Any, targets: Any, looks: bool
+    model: list[ModelStage],
+    sums: dict[str, torch.Tensor],
+    order: list[list[int]],
+    step: int,
+    inputs: Any,
+    targets: Any,
+    looks: bool,
 ) -> list[float]:
     """Makes the gradients of a step. Gives the sum of their squares, of each stage."""
     for stage in model:
@@ -70,12 +76,14 @@ def _squares(
             tensors = given
             for stage in model:
                 needs = [stage.number > 0 and one.requires_grad for one in tensors]
-                own = tuple(one.detach().clone().requires_grad_(need) for one, need in zip(tensors, needs, strict=True))
+                copies = (one.detach().clone(memory_format=torch.contiguous_format) for one in tensors)
+                own = tuple(one.requires_grad_(need) for one, need in zip(copies, needs, strict=True))
                 with torch.enable_grad():
                     tensors = stage.forward((step, microbatch), own, targets[microbatch])
         grads: dict[int, list[torch.Tensor]] = {microbatch: [] for microbatch in range(len(inputs))}
         for stage in reversed(model):
-            grads = {microbatch: stage.backward(microbatch, grads[microbatch]) for microbatch in order[stage.number]}
+            made = ((microbatch, stage.backward(microbatch, grads[microbatch])) for microbatch in order[stage.number])
+            grads = {microbatch: [one.contiguous() for one in of] for microbatch, of in made}
     finally:
         random.give_back()
     for one in sums.values():

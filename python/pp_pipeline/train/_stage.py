@@ -94,8 +94,8 @@ class ModelStage:
         # The buffers of each part by their names, and what they were before the step.
         self._buffers: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor | None, torch.Tensor | None]] = []
         self.losses: dict[int, torch.Tensor] = {}
-        # The backward is not divided. The first forward tells.
-        self._is_whole = False
+        # The backward is not divided, and the module works in place on its inputs. The first forward tells.
+        self._is_whole = self._is_in_place = False
         self._is_new = True
         self._trains = self._looks = False
         self.finding: dict[str, Any] | None = None
@@ -143,10 +143,12 @@ class ModelStage:
             generator.manual_seed(seed)
         checkpoints: list[bool] | None = None
         if self._is_new and self._trains:
+            own = _copies(inputs)
             with _checkpoints() as checkpoints:
-                made = self.module(*inputs)
+                made = self.module(*own)
+            self._is_in_place = any(one._version > 0 for one in own if not one.is_leaf)
         else:
-            made = self.module(*inputs)
+            made = self.module(*(_copies(inputs) if self._is_in_place else inputs))
         outputs = outputs_in(made, self.number)
         if any(isinstance(one, FakeTensor) for one in outputs):
             raise TypeError(
@@ -344,6 +346,11 @@ def loss_of(losses: Sequence[float], reduction: str) -> float:
 def _added(numbers: Sequence[float]) -> float:
     """Adds in order. What sum() gives depends on the version of Python."""
     return functools.reduce(operator.add, numbers, 0.0)
+
+
+def _copies(inputs: Tensors) -> Tensors:
+    """Copies of inputs that have a gradient: PyTorch lets no module work in place on the leaves themselves."""
+    return tuple([one.clone() if one.requires_grad else one for one in inputs])
 
 
 @contextmanager
