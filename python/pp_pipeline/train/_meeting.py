@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from ._shapes import Tensors
+from ._stage import Casts
 
 # The modes of a turn, as they travel.
 MODES = ["train", "evaluate", "look", "save", "tie"]
@@ -27,6 +28,8 @@ class Turn:
     # The rank's own microbatches.
     inputs: list[Tensors]
     targets: list[Tensors]
+    # What `torch.autocast` did where the loop called.
+    casts: Casts
 
     @property
     def trains(self) -> bool:

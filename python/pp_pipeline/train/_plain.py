@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ._settings import Settings, cut, halves
-from ._stage import ModelStage, Randomness, loss_of, norm_of
+from ._stage import Casts, ModelStage, Randomness, casting, casts_here, loss_of, norm_of
 from ._ties import forms_of, sums_specs, ties_among
 
 
@@ -29,17 +29,17 @@ def run_plain(schedule: str, data: Iterable[Any], *, device: str = "cpu", **sett
     for stage in model:
         stage.tie(ties, sums)
     order = _order(terms.schedule.actions(), terms.count)
-    losses = []
+    losses, casts = [], casts_here()
     for step, batch in enumerate(data):
         inputs, targets = (cut((tensor.to(at) for tensor in half), terms.microbatches) for half in halves(batch))
-        squares = _squares(model, sums, order, step, inputs, targets, looks=False)
+        squares = _squares(model, sums, order, step, inputs, targets, casts, looks=False)
         each = [float(model[-1].losses[microbatch]) for microbatch in range(terms.microbatches)]
         norm = norm_of(squares, each)
         for stage in model:
             stage.take_tied(sums)
             stage.apply(norm)
         if norm is None:
-            _squares(model, sums, order, step, inputs, targets, looks=True)
+            _squares(model, sums, order, step, inputs, targets, casts, looks=True)
             for stage in model:
                 stage.apply(None)
             found = (stage.finding for stage in model if stage.finding)
@@ -65,25 +65,27 @@ def _squares(
     step: int,
     inputs: Any,
     targets: Any,
+    casts: Casts,
     looks: bool,
 ) -> list[float]:
     """Makes the gradients of a step. Gives the sum of their squares, of each stage."""
     for stage in model:
-        stage.begin(True, looks)
+        stage.begin(True, looks, casts)
     random = Randomness(model[0].device)
     try:
-        for microbatch, given in enumerate(inputs):
-            tensors = given
-            for stage in model:
-                needs = [stage.number > 0 and one.requires_grad for one in tensors]
-                copies = (one.detach().clone(memory_format=torch.contiguous_format) for one in tensors)
-                own = tuple(one.requires_grad_(need) for one, need in zip(copies, needs, strict=True))
-                with torch.enable_grad():
-                    tensors = stage.forward((step, microbatch), own, targets[microbatch])
-        grads: dict[int, list[torch.Tensor]] = {microbatch: [] for microbatch in range(len(inputs))}
-        for stage in reversed(model):
-            made = ((microbatch, stage.backward(microbatch, grads[microbatch])) for microbatch in order[stage.number])
-            grads = {microbatch: [one.contiguous() for one in of] for microbatch, of in made}
+        with casting(None):
+            for microbatch, given in enumerate(inputs):
+                tensors = given
+                for stage in model:
+                    needs = [stage.number > 0 and one.requires_grad for one in tensors]
+                    copies = (one.detach().clone(memory_format=torch.contiguous_format) for one in tensors)
+                    own = tuple(one.requires_grad_(need) for one, need in zip(copies, needs, strict=True))
+                    with torch.enable_grad():
+                        tensors = stage.forward((step, microbatch), own, targets[microbatch])
+            grads: dict[int, list[torch.Tensor]] = {microbatch: [] for microbatch in range(len(inputs))}
+            for stage in reversed(model):
+                made = ((microbatch, stage.backward(microbatch, grads[microbatch])) for microbatch in order[stage.number])
+                grads = {microbatch: [one.contiguous() for one in of] for microbatch, of in made}
     finally:
         random.give_back()
     for one in sums.values():

@@ -157,5 +157,8 @@ def _outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec],
         except Exception as error:
             shapes = ", ".join(f"{tuple(one.shape)} {one.dtype}" for one in inputs)
             raise ValueError(f"stage {number} cannot work on inputs of {shapes}: {type(error).__name__}: {error}") from error
+        finally:
+            # What autocast has kept of a weight is none of it.
+            torch.clear_autocast_cache()
         rows = enumerate(outputs_in(made, number))
         return {f"{'g' if one.requires_grad else 'x'}{at}": Spec(tuple(one.shape), one.dtype) for at, one in rows}

@@ -6,7 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from ._backward import backward_input, backward_weight, divides, users_below
 from ._shapes import Tensors, outputs_in
 from ._ties import Tied, weights_of
 
+# A kind of devices, and the type that autocast takes there.
+Casts = list[tuple[str, torch.dtype]]
 # Elements of a gradient whose squares are added at once.
 _PART = 1 << 15
 # Most bytes of gradients that travel at once between pipelines, unless one weight alone has more.
@@ -62,6 +64,23 @@ class Randomness:
             one.set_state(state)
 
 
+def casts_here() -> Casts:
+    """What `torch.autocast` does on this thread."""
+    return [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+
+
+@contextmanager
+def casting(casts: Casts | None) -> Iterator[None]:
+    """Has `torch.autocast` do this within a `with`; None turns it off. Casts of weights do not outlive it: weights move."""
+    with ExitStack() as stack:
+        for kind, dtype in casts_here() if casts is None else casts:
+            stack.enter_context(torch.autocast(kind, dtype, enabled=casts is not None))
+        try:
+            yield
+        finally:
+            torch.clear_autocast_cache()
+
+
 class ModelStage:
     """One stage of a model with its module and its optimizer. It knows neither ranks nor edges.
 
@@ -93,6 +112,7 @@ class ModelStage:
         self._undone: dict[int, Any] = {}
         # The buffers of each part by their names, and what they were before the step.
         self._buffers: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor | None, torch.Tensor | None]] = []
+        self._casts: Casts = []
         self.losses: dict[int, torch.Tensor] = {}
         # The backward is not divided, and the module works in place on its inputs. The first forward tells.
         self._is_whole = self._is_in_place = False
@@ -116,9 +136,9 @@ class ModelStage:
         for p in self._params:
             p.grad = None
 
-    def begin(self, trains: bool, looks: bool) -> None:
+    def begin(self, trains: bool, looks: bool, casts: Casts) -> None:
         """A step begins, or an evaluation. With `looks` the first tensor that is not finite is kept in `finding`."""
-        self._trains, self._looks = trains, looks
+        self._trains, self._looks, self._casts = trains, looks, casts
         self.losses.clear()
         self.finding = None
         # PyTorch's own walks take half a millisecond for a hundred modules. A part that has its own `train` is asked each time.
@@ -142,21 +162,22 @@ class ModelStage:
         for generator in self._generators:
             generator.manual_seed(seed)
         checkpoints: list[bool] | None = None
-        if self._is_new and self._trains:
-            own = _copies(inputs)
-            with _checkpoints() as checkpoints:
-                made = self.module(*own)
-            self._is_in_place = any(one._version > 0 for one in own if not one.is_leaf)
-        else:
-            made = self.module(*(_copies(inputs) if self._is_in_place else inputs))
-        outputs = outputs_in(made, self.number)
-        if any(isinstance(one, FakeTensor) for one in outputs):
-            raise TypeError(
-                f"stage {self.number} works with a tensor that it made when it was asked for shapes alone, and that was kept outside "
-                "of the module, as by functools.cache: keep it in the module, or make it in each forward"
-            )
+        with casting(self._casts) if self._casts else nullcontext():
+            if self._is_new and self._trains:
+                own = _copies(inputs)
+                with _checkpoints() as checkpoints:
+                    made = self.module(*own)
+                self._is_in_place = any(one._version > 0 for one in own if not one.is_leaf)
+            else:
+                made = self.module(*(_copies(inputs) if self._is_in_place else inputs))
+            outputs = outputs_in(made, self.number)
+            if any(isinstance(one, FakeTensor) for one in outputs):
+                raise TypeError(
+                    f"stage {self.number} works with a tensor that it made when it was asked for shapes alone, and that was kept outside "
+                    "of the module, as by functools.cache: keep it in the module, or make it in each forward"
+                )
+            loss = self._loss(made, *targets) if self._is_last else None
         if self._is_last:
-            loss = self._loss(made, *targets)
             if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (self._trains and not loss.requires_grad):
                 raise TypeError(f"loss gave {loss!r}: it gives a tensor of one number, with its gradient")
             self.losses[microbatch] = loss.detach()

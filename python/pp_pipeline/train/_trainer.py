@@ -28,7 +28,7 @@ from ._meeting import Meeting, Turn, Verdict
 from ._pipelines import PipelineLostError, Pipelines
 from ._settings import Names, Optimizer, Settings, cut, halves
 from ._shapes import Tensors
-from ._stage import ModelStage
+from ._stage import Casts, ModelStage, casts_here
 from ._ties import sums_specs
 from ._work import Backward, Forward, Rank
 
@@ -115,7 +115,7 @@ class Trainer:
         self._restarts = restarts
         # What the calls gave, and the batches of those since the last checkpoint.
         self._results: list[tuple[str, Verdict]] = []
-        self._kept: list[tuple[str, Any]] = []
+        self._kept: list[tuple[str, Any, Casts]] = []
         # How many calls came before these.
         self._saved = 0
         self._lost: list[dict[str, Any]] = []
@@ -250,36 +250,36 @@ class Trainer:
             return verdict
         if self._keeps:
             copies = tuple(tuple(one.detach().to("cpu", copy=True) for one in half) for half in given)
-            self._kept.append((mode, copies))
-        return self._play_all([(mode, batch)])[-1]
+            self._kept.append((mode, copies, casts_here()))
+        return self._play_all([(mode, batch, casts_here())])[-1]
 
     @property
     def _keeps(self) -> bool:
         """Says whether this rank keeps what is played again."""
         return self._restarts > 0 and self._run is not None and self._run.is_rank_0
 
-    def _play_all(self, calls: list[tuple[str, Any]]) -> list[Verdict]:
+    def _play_all(self, calls: list[tuple[str, Any, Casts]]) -> list[Verdict]:
         """Plays calls, and all since the last checkpoint again if a rank is lost."""
         while True:
             try:
-                return [self._play(mode, batch) for mode, batch in calls]
+                return [self._play(*call) for call in calls]
             except JobError as lost:
                 self._begin_again(lost)
                 calls = self._kept.copy()
 
-    def _play(self, mode: str, batch: Any) -> Verdict:
+    def _play(self, mode: str, batch: Any, casts: Casts) -> Verdict:
         assert self._run is not None
         points, begins = self._checkpoints, self._turns == 0
         if begins and self._settings.may_tie:
             # Not every rank knows whether there are some.
-            self._take("tie", batch)
+            self._take("tie", batch, [])
         if begins and points is not None and points.last is None and self._restarts:
             # Whatever the modules began with: a rank that is started again needs the same.
             self._save(points, batch)
-        verdict = self._take(mode, batch)
+        verdict = self._take(mode, batch, casts)
         if mode == "train" and verdict.norm is None:
             # The same once more tells where it began: the weights have not moved.
-            verdict.finding = self._take("look", batch).finding
+            verdict.finding = self._take("look", batch, casts).finding
             if self._pipelines is not None:
                 verdict.finding = self._pipelines.finding(verdict.finding)
         self._done(mode, verdict)
@@ -304,7 +304,7 @@ class Trainer:
             commits = self._run.is_rank_0 and self._rank.checkpoints is not None
             if commits:
                 points.begin(step)
-            self._take("save", batch)
+            self._take("save", batch, [])
             if commits:
                 points.commit(step, self._settings.count, self.losses)
         except OSError as error:
@@ -364,7 +364,7 @@ class Trainer:
                     self._is_closed = True
                     self._run.abort()
 
-    def _take(self, mode: str, batch: Any) -> Verdict:
+    def _take(self, mode: str, batch: Any, casts: Casts) -> Verdict:
         """Asks for a turn, and waits for its end."""
         inputs, targets = (cut(half, self._settings.microbatches) for half in halves(batch))
         assert self._run is not None
@@ -372,7 +372,7 @@ class Trainer:
         # Other streams read what the loop has issued on a GPU.
         for device in {one.device for one in (*inputs[0], *targets[0]) if one.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        turn = Turn(number, len(self.losses), mode, inputs, targets)
+        turn = Turn(number, len(self.losses), mode, inputs, targets, casts)
         try:
             # In the first turn of a job the driver may still make the stages. A loop that has left finds it at work.
             if number > 0 and not self._meeting.has_ended:

@@ -19,7 +19,7 @@ from ._meeting import MODES, Meeting, Turn, Verdict
 from ._pipelines import Pipelines
 from ._settings import Settings
 from ._shapes import Specs
-from ._stage import ModelStage, Randomness, loss_of, norm_of
+from ._stage import ModelStage, Randomness, casts_here, loss_of, norm_of
 from ._ties import Form, Tied, forms_of, ties_among, weights_of
 
 
@@ -87,7 +87,7 @@ class Rank:
         """Begins a turn at all stages, on the loop's thread: other ranks wait for the first work of the driver."""
         device = torch.device("cpu")
         for stage in self.stages.values() if turn.computes else ():
-            stage.begin(turn.trains, turn.mode == "look")
+            stage.begin(turn.trains, turn.mode == "look", turn.casts)
             device = stage.device
         self._random = Randomness(device)
 
@@ -100,6 +100,9 @@ class Rank:
                 # The loop could not: the stages are made by the driver.
                 self.prepare(turn)
             torch.set_grad_enabled(turn.trains)
+            # A job begins with that of the call that began it.
+            for kind, _ in casts_here():
+                torch.set_autocast_enabled(kind, False)
             # A backward on this thread: handing each part of one to PyTorch's thread of the device takes longer than issuing it.
             torch.autograd.set_multithreading_enabled(False)
             self._turn, self._left, self._verdict = turn, self.settings.schedule.rank_of.count(self.rank), None
