@@ -355,6 +355,73 @@ def test_what_cannot_be_trained_is_refused() -> None:
         own.step((torch.ones(6, 2), torch.ones(6, 2)))
 
 
+def test_modules_that_keep_look_share_or_work_in_place_train_as_in_one_process(film: Film) -> None:
+    code, out, error = film.run(
+        HEAD
+        + """
+class Part(nn.Module):
+    # One part that all stages of a process share, a table that the first forward makes, a look at a value, and a first layer in place.
+    def __init__(self, number):
+        super().__init__()
+        self.shared, self.own, self.turn = SHARED, nn.Linear(3, 3), nn.Parameter(torch.randn(3, dtype=torch.complex64))
+        self.tables, self.number = {}, number
+    def forward(self, x):
+        if self.number:
+            x = nn.functional.relu_(x)
+        if self.number == 1 and (x > 1e9).any():
+            return x
+        table = self.tables.setdefault(x.shape[1], torch.arange(3.0))
+        made = torch.tanh(self.shared(x)).float()
+        with torch.autocast("cpu", enabled=False):
+            # Its backward is of f32, too.
+            made = self.own(made)
+        return made + (torch.fft.fft(x.float()) * self.turn.conj()).real * table
+
+def made():
+    global SHARED
+    torch.manual_seed(3)
+    SHARED = nn.Linear(3, 3)
+    return dict(ranks=2, stages_per_rank=2, stages=Part, names=lambda s, name: name if "shared" in name else f"{s}.{name}")
+
+def plain(data):
+    return train.run_plain("interleaved-zb", data, microbatches=2, loss=nn.functional.mse_loss, optimizer=lambda p: torch.optim.SGD(p, 0.1),
+                           **made())[0]
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    data = [(torch.randn(4, 3), torch.randn(4, 3))] * 4
+    mixed = torch.autocast("cpu", torch.bfloat16)
+    with mixed:
+        wanted = plain(data)
+    with trainer("interleaved-zb", **made()) as own:
+        for one in data:
+            with mixed:
+                own.step(one)
+    print(own.losses == wanted, plain(data) != wanted, wanted == sorted(set(wanted), reverse=True) and len(set(wanted)))
+"""
+    )
+    assert code == 0 and (out + error).count("True True 4") == 2, (out, error)
+
+
+def test_a_table_that_is_kept_outside_of_a_module_is_refused(film: Film) -> None:
+    code, out, error = film.run(
+        HEAD
+        + """
+import functools
+table = functools.cache(lambda n: torch.arange(float(n)))
+
+class Cached(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * table(3)
+
+if __name__ == "__main__":
+    with trainer(ranks=1, stages_per_rank=2, schedule="interleaved", stages=lambda s: Cached(3, 3)) as own:
+        own.step(batch())
+"""
+    )
+    assert code != 0 and "stage 0 works with a tensor that it made when it was asked for shapes alone" in error, (out, error)
+
+
 def test_the_times_of_actions_are_measured_on_request(film: Film) -> None:
     code, out, error = film.run(
         HEAD
