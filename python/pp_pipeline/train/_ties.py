@@ -110,7 +110,13 @@ def set_apart(
             )
         copies[id(weight)] = torch.nn.Parameter(weight.detach().clone())
     if copies:
-        module = _parts_apart(module, taken, {})
+        try:
+            module = _parts_apart(module, taken, {})
+        except Exception as error:
+            raise ValueError(
+                f"stage {number} has a module of another stage of its process, which cannot be copied ({type(error).__name__}: {error}): "
+                "give each stage a module of its own, and their weights one name with names="
+            ) from error
     for part in module.modules():
         for local, weight in list(part.named_parameters(recurse=False, remove_duplicate=False)):
             if id(weight) in copies:
@@ -118,14 +124,14 @@ def set_apart(
     return module
 
 
-def _parts_apart(part: torch.nn.Module, taken: Set[torch.nn.Module], made: dict[torch.nn.Module, torch.nn.Module]) -> torch.nn.Module:
-    if part not in made:
-        made[part] = part
-        if part in taken:
-            made[part] = copied = copy.copy(part)
-            for of in ("_parameters", "_buffers", "_modules"):
-                setattr(copied, of, getattr(part, of).copy())
-        for name, inner in part._modules.items():
-            if inner is not None:
-                made[part]._modules[name] = _parts_apart(inner, taken, made)
-    return made[part]
+def _parts_apart(part: torch.nn.Module, taken: Set[torch.nn.Module], made: dict[Any, Any]) -> torch.nn.Module:
+    """The part, or a copy of it with the same tensors if it is taken; and so of the parts in it."""
+    if part in taken:
+        for one in part.modules():
+            tensors = (*one.parameters(False), *one.buffers(False), *vars(one).values())
+            made.update((id(tensor), tensor) for tensor in tensors if isinstance(tensor, torch.Tensor))
+        return copy.deepcopy(part, made)
+    for name, inner in part._modules.items():
+        if inner is not None:
+            part._modules[name] = _parts_apart(inner, taken, made)
+    return part
