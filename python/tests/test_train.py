@@ -91,7 +91,7 @@ class Together(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = Product.apply(x * (self.w + self.delta), self.own)
-        between = self.between(self.shared(x))
+        between = Product.apply(self.between(self.shared(x)), torch.full((4,), 2.0))
         between.register_hook(lambda grad: grad * 2)
         made: torch.Tensor = self.shared(torch.relu(between)) * self.sum.sum()
         return made
@@ -139,6 +139,8 @@ def test_a_weight_with_a_gradient_by_another_way_than_the_inputs_is_not_divided(
     for also in (w.sum(), twice, w):
         assert _backward.divides([x * twice, also], [x], [w]) is None
     assert _backward.divides([x * twice], [x], [w]) is not None
+    # A weight of another stage would get no gradient.
+    assert _backward.divides([x * twice], [x], []) is None
 
 
 def test_a_loss_that_is_not_finite_is_named_and_nothing_moves(film: Film) -> None:

@@ -25,8 +25,8 @@ class _Group:
     weights: dict[Node, torch.Tensor]
     nodes: list[Node]
     grads: list[tuple[torch.Tensor | None, ...] | None] = field(default_factory=list)
-    # The nodes are those that accumulate, which all microbatches have.
-    is_made: bool = False
+    # All of it is made with the gradients of the inputs. Then its nodes are those that accumulate, which all microbatches have.
+    is_whole: bool = False
 
 
 def node_of(tensor: torch.Tensor) -> Node | None:
@@ -89,20 +89,30 @@ def _groups(
 
 
 def divides(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[_Group] | None:
-    """How the backward of these outputs is divided; None if a weight has a gradient by another way than inputs."""
+    """How the backward of these outputs is divided; None if a weight has a gradient by another way than inputs, or is none of these."""
     roots, of_inputs = ([node for node in map(node_of, of) if node is not None] for of in (outputs, inputs))
     users, wanted = users_below(roots), {id(weight) for weight in weights}
     # The graph names the weights in it, which takes less than asking each weight for its node.
     leaves = ((node, node.variable) for node in users if hasattr(node, "variable") and not node.next_functions)
-    return _groups(roots, of_inputs, {node: weight for node, weight in leaves if id(weight) in wanted}, users)
+    own = {node: weight for node, weight in leaves if node not in of_inputs}
+    if any(id(weight) not in wanted for weight in own.values()):
+        return None
+    groups = _groups(roots, of_inputs, own, users)
+    # The backward of a `torch.autograd.Function` may free or change what it has kept, so it runs once.
+    functions = {node for node in (*roots, *users) if isinstance(node, BackwardCFunction)}
+    for group in groups or ():
+        # Between two nodes there may be others, which run again.
+        group.is_whole = group.nodes[0] in functions if len(group.nodes) == 1 else bool(functions)
+        if group.is_whole and any(weight._backward_hooks for weight in group.weights.values()):
+            return None
+    return groups
 
 
 def backward_input(
     outputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor] | None, inputs: Sequence[torch.Tensor], groups: list[_Group]
 ) -> list[torch.Tensor | None]:
     """The gradients of the inputs; `grads` is None of a loss. Keeps in `groups` what those of the weights take."""
-    # The backward of a `torch.autograd.Function` may free or change what it has kept, so it runs once.
-    whole = [group for group in groups if any(isinstance(node, BackwardCFunction) for node in group.nodes)]
+    whole = [group for group in groups if group.is_whole]
     for group in groups:
         group.grads = [None] * len(group.nodes)
         for at, node in enumerate(group.nodes):
@@ -111,7 +121,7 @@ def backward_input(
     asked = [*inputs, *(weight for group in whole for weight in group.weights.values())]
     made = list(torch.autograd.grad(outputs, asked, grads, retain_graph=True, allow_unused=True))
     for group in whole:
-        group.nodes, group.is_made = list(group.weights), True
+        group.nodes = list(group.weights)
         group.grads = [(made.pop(len(inputs)),) for _ in group.nodes]
     return made
 
@@ -133,7 +143,7 @@ def backward_weight(groups: list[_Group]) -> None:
                 if grad is not None:
                     edges.append(GradientEdge(node, at))
                     grads.append(grad)
-        hooks = [node.register_prehook(functools.partial(_first, group.grads, at)) for at, node in enumerate(group.nodes) if group.is_made]
+        hooks = [node.register_prehook(functools.partial(_first, group.grads, at)) for at, node in enumerate(group.nodes) if group.is_whole]
         if edges:
             # Another group may go through the same nodes. The graph goes with the groups.
             # What torch.autograd.backward calls. Its own checks take as long as the call, and there is one for each layer.
