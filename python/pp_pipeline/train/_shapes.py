@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .._stages import Spec
 
@@ -110,14 +110,22 @@ def learn_first() -> None:
 
 @contextmanager
 def _unchanged(module: torch.nn.Module) -> Iterator[None]:
-    """Gives a module back behind a `with` what its parts had, so that a table which the first forward makes is made again."""
+    """Gives a module back behind a `with` what its parts had, so that a table which the first forward makes is made again. Within it the
+    parts have copies of their tensors, apart from weights and buffers.
+    """
     kept: dict[int, tuple[Any, Any]] = {}
     waiting: list[Any] = [vars(part) for part in module.modules()]
+    of_modules = {id(own) for part in module.modules() for own in (part._parameters, part._buffers)}
     while waiting:
         one = waiting.pop()
-        if id(one) not in kept:
-            kept[id(one)] = one, one.copy()
-            waiting.extend(inner for inner in (one.values() if isinstance(one, dict) else one) if type(inner) in _CONTAINERS)
+        if id(one) in kept:
+            continue
+        kept[id(one)] = one, one.copy()
+        for at, inner in () if isinstance(one, set) else list(one.items() if isinstance(one, dict) else enumerate(one)):
+            if type(inner) in _CONTAINERS:
+                waiting.append(inner)
+            elif isinstance(inner, torch.Tensor) and id(one) not in of_modules:
+                one[at] = inner.detach().clone()
     try:
         yield
     finally:
@@ -127,33 +135,30 @@ def _unchanged(module: torch.nn.Module) -> Iterator[None]:
 
 
 def outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec]) -> Specs:
-    """The outputs of a stage for inputs like these. Nothing is computed, unless the forward looks at values: then it has zeros."""
+    """The outputs of a stage for inputs like these. Nothing is computed, unless the forward needs values: then it has zeros."""
     try:
         return _outputs_of(number, module, specs, FakeTensorMode(allow_non_fake_inputs=True))
-    except (DataDependentOutputException, DynamicOutputShapeException):
+    except Exception:
         return _outputs_of(number, module, specs, None)
 
 
 def _outputs_of(number: int, module: torch.nn.Module, specs: Mapping[str, Spec], mode: FakeTensorMode | None) -> Specs:
-    weights, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-    device = next((one.device for one in (*weights.values(), *buffers.values())), None)
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    device = next((one.device for one in own.values()), None)
     gpus = [device] if device is not None and device.type == "cuda" else []
     with _unchanged(module), torch.random.fork_rng(gpus), mode or nullcontext():
-        if mode is not None:
-            state = {name: mode.from_tensor(tensor) for name, tensor in {**weights, **buffers}.items()}
-        else:
-            state = {name: tensor.clone() for name, tensor in buffers.items()}
+        copied = mode.from_tensor if mode is not None else lambda one: one.detach().clone().requires_grad_(one.requires_grad)
+        state = {name: copied(tensor) for name, tensor in own.items()}
         inputs = [
             torch.zeros(specs[name].shape, dtype=dtype_of(specs[name]), requires_grad=name[0] == "g", device=device)
             for name in inputs_in(tuple(specs))
         ]
         try:
             with torch.enable_grad():
-                # No leaf, as in a step.
-                own = tuple(one.clone() for one in inputs)
-                made = torch.func.functional_call(module if device is not None else module.cpu(), state, own)
-        except (DataDependentOutputException, DynamicOutputShapeException):
-            raise
+                # No leaves, so that the module may work in place.
+                made = torch.func.functional_call(
+                    module if device is not None else module.cpu(), state, tuple(one.clone() for one in inputs)
+                )
         except Exception as error:
             shapes = ", ".join(f"{tuple(one.shape)} {one.dtype}" for one in inputs)
             raise ValueError(f"stage {number} cannot work on inputs of {shapes}: {type(error).__name__}: {error}") from error
