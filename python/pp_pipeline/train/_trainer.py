@@ -177,6 +177,12 @@ class Trainer:
         return self._verdict.times if self._verdict is not None else {}
 
     @property
+    def rank(self) -> int:
+        """The rank of this process; of several pipelines its rank in its own, once the job has begun."""
+        placed = placed_at(self._place)
+        return 0 if placed is None else placed[0]
+
+    @property
     def modules(self) -> dict[int, torch.nn.Module]:
         """The modules of the stages that stand on this rank, by their number, once a step was made. Look at them between steps."""
         return {number: stage.module for number, stage in sorted(self._rank.stages.items())} if self._run is not None else {}
