@@ -326,8 +326,10 @@ def test_what_cannot_be_trained_is_refused() -> None:
         ("zbv", {}, "stages a rank"),
         ("1f1b", {"timeline": "t.svg"}, "timing=True"),
         ("1f1b", {"loss": torch.nn.Linear(2, 2)}, "loss= has weights"),
+        ("1f1b", {"stages": torch.nn.ModuleList()}, "stages= is a ModuleList: give a function"),
+        ("1f1b", {"optimizer": torch.optim.SGD([torch.ones(1)])}, "optimizer= is a SGD: give a function"),
     ]:
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises((ValueError, TypeError), match=words):
             train.Trainer(schedule, **{**good, **more})  # type: ignore[arg-type]
     for stages, names, words in [
         (lambda s: torch.nn.Linear(2, 2 + s), lambda s, local: local, "'weight' is float32 .2, 2. in stage 0, and float32 .3, 2. in stage 1"),
@@ -342,11 +344,13 @@ def test_what_cannot_be_trained_is_refused() -> None:
     for wrong, words in [
         ({"optimizer": lambda p: None}, "optimizer gave None for stage 0"),
         ({**sgd, "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau, which asks for a measure"),
+        ({"optimizer": lambda p: torch.optim.SGD([*p, torch.ones(1)])}, "optimizer has weights that stage 0 does not train"),
+        ({"stages": lambda s: torch.nn.LSTM(2, 2)}, "stage 0 gave tuple with a tuple in it"),
         ({**sgd, "stages": lambda s: sparse[s]}, "gradient of 'stages.0.weight' is sparse"),
         ({"loss": lambda y, t: (y - t).square().mean().detach()}, "with its gradient"),
     ]:
-        with pytest.raises(TypeError, match=words):
-            train.run_plain("1f1b", numbers if "stages" in wrong else data, **{**good, **wrong})  # type: ignore[arg-type]
+        with pytest.raises((ValueError, TypeError), match=words):
+            train.run_plain("1f1b", numbers if "sparse" in words else data, **{**good, **wrong})  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match="report='missing/r.json': there is no folder 'missing'"):
         train.Trainer("1f1b", report="missing/r.json", **good).step(data[0])  # type: ignore[arg-type]
     same = torch.nn.Linear(2, 2)
@@ -404,10 +408,10 @@ if __name__ == "__main__":
         for one in data:
             with mixed:
                 own.step(one)
-    print(own.losses == wanted, plain(data) != wanted, wanted == sorted(set(wanted), reverse=True) and len(set(wanted)))
+    print(own.rank in own.modules, own.losses == wanted, plain(data) != wanted, wanted == sorted(set(wanted), reverse=True) and len(set(wanted)))
 """
     )
-    assert code == 0 and (out + error).count("True True 4") == 2, (out, error)
+    assert code == 0 and (out + error).count("True True True 4") == 2, (out, error)
 
 
 def test_a_table_that_is_kept_outside_of_a_module_is_refused(film: Film) -> None:

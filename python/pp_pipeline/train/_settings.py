@@ -57,6 +57,9 @@ class Settings:
             raise ValueError(f"reduction={reduction!r}: give 'mean', if the loss is a mean over its microbatch, or 'sum'")
         if clip is not None and not clip > 0:
             raise ValueError(f"clip={clip!r}: give the largest norm of all gradients, above 0, or None")
+        for name, given in {"stages": stages, "loss": loss, "optimizer": optimizer}.items():
+            if not callable(given) or (name == "stages" and isinstance(given, torch.nn.Module)):
+                raise TypeError(f"{name}= is a {type(given).__name__}: give a function, such as stages=lambda s: blocks[s]")
         if isinstance(loss, torch.nn.Module) and any(p.requires_grad for p in loss.parameters()):
             raise ValueError("loss= has weights, and no stage of the model would train them: let the last stage have them")
         self.schedule = _schedule(schedule, ranks, stages_per_rank, microbatches)

@@ -89,8 +89,10 @@ def tensors_in(given: Any, says: str, remedy: str) -> Tensors:
     if isinstance(given, torch.Tensor):
         return (given,)
     tensors = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        raise TypeError(f"{says} {type(given).__name__}: {remedy} a tensor, or a tuple of tensors")
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            within = f" with a {type(tensor).__name__} in it" if isinstance(given, (tuple, list)) else ""
+            raise TypeError(f"{says} {type(given).__name__}{within}: {remedy} a tensor, or a tuple of tensors")
     return tensors
 
 

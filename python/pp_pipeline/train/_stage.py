@@ -103,6 +103,10 @@ class ModelStage:
         self.optimizer = settings.optimizer(self._params) if self._params else None
         if self._params and not hasattr(self.optimizer, "step"):
             raise TypeError(f"optimizer gave {self.optimizer!r} for stage {number}: it gives a torch.optim.Optimizer")
+        own = set(map(id, self._params))
+        for group in self.optimizer.param_groups if self.optimizer is not None else ():
+            if any(id(p) not in own for p in group["params"]):
+                raise ValueError(f"optimizer has weights that stage {number} does not train: let it have those that it is given")
         scheduler = settings.scheduler
         self.scheduler = scheduler(self.optimizer) if scheduler is not None and self.optimizer is not None else None
         if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
