@@ -1,6 +1,5 @@
 //! A copy of the program, in an empty folder and with an empty environment, needs nothing of the repository.
 
-use std::fs;
 use std::process::Command;
 
 use pp_testing::{process::run, video, words};
@@ -11,7 +10,10 @@ use crate::common::folder;
 fn a_copy_of_the_program_works_anywhere() {
     let folder = folder("installed");
     let program = folder.file("pp");
-    fs::copy(env!("CARGO_BIN_EXE_pp"), &program).unwrap();
+    // Another process writes it: one that a test beside this starts meanwhile would hold a file open that this one writes, and a
+    // program that is open for writing cannot be started.
+    let mut copy = Command::new("cp");
+    run(copy.arg(env!("CARGO_BIN_EXE_pp")).arg(&program), None).succeeded();
     folder.write("in.y4m", &video(64, 48, "420jpeg", 8));
     let started = |args: &str| {
         let mut command = Command::new(&program);
