@@ -374,6 +374,7 @@ class Part(nn.Module):
         super().__init__()
         self.shared, self.own, self.turn = SHARED, nn.Linear(3, 3), nn.Parameter(torch.randn(3, dtype=torch.complex64))
         self.tables, self.number, self.count = {}, number, torch.zeros(())
+        self.register_buffer("mean", torch.zeros(3))
     def forward(self, x):
         self.count += 1
         if self.number:
@@ -392,7 +393,12 @@ def made():
     torch.manual_seed(3)
     SHARED = nn.Linear(3, 3)
     SHARED.forward = types.MethodType(nn.Linear.forward, SHARED)
-    return dict(ranks=2, stages_per_rank=2, stages=Part, names=lambda s, name: name if "shared" in name else f"{s}.{name}")
+    return dict(ranks=2, stages_per_rank=2, stages=Part, names=named)
+
+def named(stage, name):
+    # Only a checkpoint has names for buffers.
+    assert name != "mean"
+    return name if "shared" in name else f"{stage}.{name}"
 
 def plain(data):
     return train.run_plain("interleaved-zb", data, microbatches=2, loss=nn.functional.mse_loss, optimizer=lambda p: torch.optim.SGD(p, 0.1),

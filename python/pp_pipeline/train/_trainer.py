@@ -254,10 +254,11 @@ class Trainer:
                 raise RuntimeError(f"the loop came to {mode!r} where it had come to {was!r} before this rank was lost")
             self._done(mode, verdict)
             return verdict
+        casts = casts_here()
         if self._keeps:
             copies = tuple(tuple(one.detach().to("cpu", copy=True) for one in half) for half in given)
-            self._kept.append((mode, copies, casts_here()))
-        return self._play_all([(mode, batch, casts_here())])[-1]
+            self._kept.append((mode, copies, casts))
+        return self._play_all([(mode, batch, casts)])[-1]
 
     @property
     def _keeps(self) -> bool:

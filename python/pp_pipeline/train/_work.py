@@ -47,7 +47,8 @@ class Rank:
         self.own_inputs, self.own_targets = own_inputs, own_targets
         self.stages: dict[int, ModelStage] = {}
         self._specs: dict[int, Specs] = {}
-        # Of each stage that was made to learn what it makes: its inputs, its outputs, its weights and the names of its buffers.
+        # Of each stage that was made to learn what it makes: its inputs, its outputs, its weights and the names of its buffers in a
+        # checkpoint.
         self._learnt: dict[int, tuple[Specs, Specs, dict[str, Form], list[str]]] = {}
         # The backwards that have two parts, by stage and microbatch.
         self.splits = {
@@ -170,7 +171,8 @@ class Rank:
         module = self.stages[number].module if number in self.stages else self.settings.module(number, torch.device("cpu"))
         targets = {name: inputs[name] for name in _shapes.targets_in(tuple(inputs))}
         outputs = {} if is_last else {**_shapes.outputs_of(number, module, inputs), **targets}
-        buffers = [self.settings.names(number, local) for local, _ in module.named_buffers()]
+        # Only a checkpoint asks for them.
+        buffers = [self.settings.names(number, local) for local, _ in module.named_buffers()] if self.checkpoints is not None else []
         self._learnt[number] = dict(inputs), outputs, forms_of(weights_of(number, module, self.settings.names)), buffers
         return outputs
 
@@ -180,7 +182,7 @@ class Rank:
             specs = self.forward_specs(number, specs_of(rows_of(layout_of(specs))), learns=True)
         learnt = [self._learnt[number] for number in range(self.settings.count)]
         holders: dict[str, int] = {name: number for number, of in enumerate(learnt) for name in of[2]}
-        for number, of in enumerate(learnt if self.checkpoints is not None else ()):
+        for number, of in enumerate(learnt):
             for name in of[3]:
                 if holders.setdefault(name, number) != number or name in of[2]:
                     raise ValueError(
