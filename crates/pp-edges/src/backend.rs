@@ -153,7 +153,8 @@ pub type Waits = Box<dyn Fn() -> Option<(String, Rank)> + Send + Sync>;
 pub type OnFrame = Box<dyn FnMut(Rank, &[u8]) -> Result<(), TransportError> + Send>;
 
 /// Ends all edges with a peer, or a group, with a reason and a deadline. Any thread may call it. Everything in flight
-/// is an error from then on.
+/// is an error from then on. It waits until they have ended, and a second call waits again. The error is
+/// `TransportError::LeftBehind` if the deadline came first: then end the process soon, since kernels may still run.
 pub type Abort = Box<dyn Fn(&str, Instant) -> Result<(), TransportError> + Send + Sync>;
 
 /// How the edges with a peer, or a group, are made.

@@ -11,8 +11,8 @@
 //! `CUDA_DEVICE_MAX_CONNECTIONS=1` breaks this: both streams may share the one queue of the device. There a send that
 //! is too large for NCCL's buffers waits for its receiver, and the receive behind it waits for the send. The connection
 //! warns of this setting. Communicators are made and tried out before the first payload, with a deadline, on a thread
-//! that may be left behind (`connect.rs`). Any thread can give them up ([`Abort`](pp_edges::backend::Abort)). Communicators are blocking by
-//! default: a send takes the thread 6 to 10 µs on a blocking one, and 43 to 50 µs on a non-blocking one
+//! that may be left behind (`connect.rs`). Any thread can give them up ([`Abort`](pp_edges::backend::Abort)).
+//! Communicators are blocking by default: a send takes the thread 6 to 10 µs on a blocking one, and 43 to 50 µs on a non-blocking one
 //! (docs/measuring.md). A non-blocking communicator would let a caller leave a call that hangs; a thread that may be
 //! lost allows the same.
 //!
