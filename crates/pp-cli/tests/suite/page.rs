@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pp_testing::process::{Ended, HANG, Output, Process, children, rank_of, run, signal};
 use pp_testing::{Folder, assert_has, read_json, until_some, video, words};
@@ -83,9 +83,15 @@ impl Live {
         serde_json::from_str(&self.take("/snapshot.json")).unwrap()
     }
 
-    /// A snapshot of which this is so.
+    /// A snapshot of which this is so. It asks at half of the allowed rate, so that other callers are answered.
     fn when(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        until_some(what, || Some(self.snapshot()).filter(&is_so))
+        until_some(what, || {
+            let seen = Some(self.snapshot()).filter(&is_so);
+            if seen.is_none() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            seen
+        })
     }
 
     fn pid_of(&self, rank: u32) -> u32 {
