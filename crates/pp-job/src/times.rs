@@ -52,8 +52,12 @@ pub(crate) const DRAINED_EVERY: Duration = Duration::from_millis(100);
 pub(crate) const SEEN_EVERY: Duration = Duration::from_secs(1);
 /// A viewer that takes no byte of a waiting line for so long is dropped.
 pub(crate) const STUCK_VIEWER: Duration = Duration::from_secs(5);
-/// How long the end of a job waits until its viewers have the last snapshot.
-pub(crate) const LAST_SEEN_WITHIN: Duration = Duration::from_millis(100);
+/// Time in which a viewer must take the last snapshot.
+pub(crate) const LAST_TAKEN_WITHIN: Duration = Duration::from_millis(50);
+/// How long the end of a job waits for the thread that writes it. That has a low priority: on a busy machine its turn comes late.
+pub(crate) const LAST_SEEN_WITHIN: Duration = Duration::from_secs(1);
+/// How long a process that ends at once waits until its viewers have left. It has much to do behind that.
+pub(crate) const LEFT_ALONE_WITHIN: Duration = Duration::from_millis(200);
 
 /// Time between two lines of a rank that waits for another: the user may have forgotten to start one.
 pub(crate) const TELL_EVERY: Duration = Duration::from_secs(5);

@@ -24,7 +24,7 @@ use rustix::process::Uid;
 use super::viewer::{Viewer, Watching};
 use super::{file_name, folders};
 use crate::own_folder;
-use crate::times::{DRAINED_EVERY, LAST_SEEN_WITHIN, SEEN_EVERY, STUCK_VIEWER};
+use crate::times::{DRAINED_EVERY, LAST_SEEN_WITHIN, LAST_TAKEN_WITHIN, SEEN_EVERY, STUCK_VIEWER};
 
 /// Programs that may look at the same time.
 pub(super) const CLIENTS: usize = 4;
@@ -34,7 +34,7 @@ const NAMES: u32 = 8;
 /// The thread that shows a job on a socket.
 ///
 /// # If dropped
-/// The thread sends the last snapshot, and removes the socket; it is waited for shortly.
+/// The thread sends the last snapshot, and removes the socket; it is waited for, at most a second.
 pub(crate) struct Server {
     alarm: Arc<OwnedFd>,
     ended: Receiver<()>,
@@ -96,9 +96,9 @@ pub(super) fn bind(
 pub(super) struct Serving {
     pub(super) viewer: Viewer,
     bound: Option<(UnixListener, PathBuf)>,
-    clients: Vec<Spectator>,
-    /// Held while there are clients.
+    /// Held while there are clients. Dropped before them: once a client reads the end, the job is not watched.
     watching: Option<Watching>,
+    clients: Vec<Spectator>,
     /// A caller waits who could not be taken, for want of descriptors: the next look is for the others alone.
     is_out_of_reach: bool,
 }
@@ -134,13 +134,18 @@ impl Serving {
         if let Some((_, path)) = self.bound.take() {
             let _ = std::fs::remove_file(path);
         }
-        let until = Instant::now() + LAST_SEEN_WITHIN / 2;
+        let until = Instant::now() + LAST_TAKEN_WITHIN;
         self.clients
             .iter_mut()
             .for_each(|client| client.is_new = true);
         self.show(Instant::now());
-        while self.clients.iter().any(|client| !client.rest.is_empty()) && Instant::now() < until {
+        // Even if that took all of the time, each client gets what it has room for.
+        loop {
             self.write(Instant::now());
+            let is_told = self.clients.iter().all(|client| client.rest.is_empty());
+            if is_told || Instant::now() >= until {
+                break;
+            }
             std::thread::sleep(crate::times::LOOK_EVERY);
         }
         drop(self);

@@ -305,7 +305,7 @@ impl Viewer {
 
     /// If the job is watched, waits at most 200 ms until it is not: its viewers get the last snapshot, and leave.
     pub(crate) fn show_the_end(&self) {
-        let until = Instant::now() + 2 * crate::times::LAST_SEEN_WITHIN;
+        let until = Instant::now() + crate::times::LEFT_ALONE_WITHIN;
         while self.is_watched() && Instant::now() < until {
             std::thread::sleep(crate::times::LOOK_EVERY);
         }
