@@ -349,7 +349,12 @@ class Pipelines:
             work.wait()
         except RuntimeError as error:
             text = f"a collective between the ranks {self._holders} of the world failed: {error}"
-            if not self._wait(lambda: self._lost() is not None, 0.5, checks=False) and self.count == 2:
+            # A rank may be silent for that long before it counts as lost, and then its pipeline says why.
+            seconds = max(0.5, min(self._silent, 10.0)) + 2 * _EVERY
+            has_cause = self._wait(
+                lambda: self._lost() is not None or any("lost" in event for event in self._news), seconds, checks=False
+            )
+            if not has_cause and self.count == 2:
                 # No rank of the other pipeline is left that could tell.
                 other = 1 - self.number
                 self._tell(lost=other, rank=self._holders[other], cause=text[:1000])
