@@ -18,6 +18,9 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples/python"
 
+# A busy machine may leave a rank without a core for a second.
+os.environ.setdefault("PP_HEARTBEAT_MS", "2000")
+
 HEAD = """
 import os, signal, sys, time
 from pathlib import Path
@@ -87,8 +90,7 @@ class Film:
 
     def start(self, text: str, *, seconds: float = 600, **env: str) -> subprocess.Popen[str]:
         command = self.write(text)
-        # A busy machine may leave a rank without a core for a second.
-        environment = {**os.environ, "PP_FLIGHT_OPS": "0", "PP_HEARTBEAT_MS": "2000", **env}
+        environment = {**os.environ, "PP_FLIGHT_OPS": "0", **env}
         film = subprocess.Popen(
             command,
             text=True,

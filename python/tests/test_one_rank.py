@@ -580,13 +580,13 @@ def test_a_sink_keeps_chunks_and_another_thread_releases_them() -> None:
         for _ in range(0, 20, 2):
             # The later one goes first.
             pair = [kept.get(), kept.get()]
-            for hold, index, x in reversed(pair):
+            while pair:
+                hold, index, x = pair.pop()
                 assert index == x[0], "it shows its own chunk"
                 got.append(float(x[0]))
                 del x
                 hold.release()
                 hold.release()
-            del pair
 
     thread = threading.Thread(target=release)
     thread.start()
