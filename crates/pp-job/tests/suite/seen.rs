@@ -11,7 +11,7 @@ use pp_runtime::report::{Measures, default_warm_up};
 use pp_testing::{Folder, Toy, ToySink, ToySource, bytes, done, until};
 use serde_json::{Value, json};
 
-use crate::open::{At2, open};
+use crate::open::{At2, config, open};
 
 /// Chunks before the source waits for the test.
 const CHUNKS: u64 = 9;
@@ -72,7 +72,7 @@ fn a_client_sees_a_job_to_its_end_and_the_figures_of_its_report() {
     let (show, shown) = channel();
     let (report, reported) = channel();
     let config = |rank| {
-        let mut config = Config::alone(|_| None).unwrap();
+        let mut config = config();
         config.launch = Some(job.launch(Rank::new(rank)).unwrap());
         config.runtime_folder = Some(folder.path().to_owned());
         config
@@ -168,7 +168,7 @@ fn ranks_end(ranks: usize, last: &seen::Snapshot) {
 
 #[test]
 fn a_loss_and_a_fault_are_seen_with_their_sentences() {
-    let config = Config::alone(|_| None).unwrap();
+    let config = config();
     for (what, restarts) in [(At2::Kill, true), (At2::Fail, false)] {
         let folder = Folder::scratch();
         folder.write(&(what as u8).to_string(), b"");
@@ -178,7 +178,12 @@ fn a_loss_and_a_fault_are_seen_with_their_sentences() {
         let (show, shown) = channel();
         let running = open(&config, folder.path(), None, Some(show)).unwrap();
         let ended = running.wait();
-        let snapshot = shown.recv().unwrap().snapshot();
+        let viewer = shown.recv().unwrap();
+        if !restarts {
+            // A driver that its caller has left behind says it a little later.
+            until(|| viewer.snapshot().state == JobState::Ended);
+        }
+        let snapshot = viewer.snapshot();
         assert_eq!(snapshot.state, JobState::Ended);
         let how = snapshot.ended.unwrap();
         if restarts {

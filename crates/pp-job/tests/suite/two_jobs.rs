@@ -24,7 +24,7 @@ struct Calls {
 }
 
 fn config(job: &LocalJob, rank: Rank) -> Config {
-    let mut config = Config::alone(|_| None).unwrap();
+    let mut config = crate::open::config();
     config.launch = Some(job.launch(rank).unwrap());
     config
 }
@@ -47,7 +47,7 @@ fn rank(
     let count = |calls: &AtomicU32| calls.fetch_add(1, Ordering::Relaxed);
     let (config, pipeline) = match rank {
         Some(rank) => (config(job, rank), PAIR),
-        None => (Config::alone(|_| None).unwrap(), ALONE),
+        None => (crate::open::config(), ALONE),
     };
     let open = |_| {
         count(&calls.source);

@@ -9,7 +9,7 @@ use pp_runtime::progress::StuckLimits;
 use pp_runtime::stage::Offer;
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{OnSign, SetUp, Sign, Watch, WatchOptions};
-use pp_testing::{HANG, Toy, ToySink, ToySource, channels, local, seats};
+use pp_testing::{HANG, Toy, ToySink, ToySource, channels, local, seats, until_some};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlChannel, Message, Tell, Vitals};
 use pp_transport::error::TransportError;
@@ -337,7 +337,8 @@ fn a_rank_whose_caller_does_not_look_is_ended_unless_it_lives_on() {
         if lives_on {
             let ended = ended.recv_timeout(Duration::from_millis(300));
             assert!(ended.is_err());
-            assert!(died(&set_up.fault().unwrap()));
+            let fault = until_some("the fault", || set_up.fault());
+            assert!(died(&fault));
         } else {
             assert!(died(&ended.recv_timeout(HANG).unwrap()));
         }
