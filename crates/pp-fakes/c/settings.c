@@ -28,11 +28,13 @@ EXPORT int ppfake_set(const char *name, const char *value) {
     return full ? OUT_OF_MEMORY : OK;
 }
 
+/* Valid until this thread looks up a setting again. */
 const char *fake_setting(const char *name) {
+    static _Thread_local char value[sizeof overrides->value];
     const char *found = NULL;
     pthread_mutex_lock(&guard);
     for (unsigned i = 0; i < override_count; i++)
-        if (strcmp(overrides[i].name, name) == 0) found = overrides[i].value;
+        if (strcmp(overrides[i].name, name) == 0) found = strcpy(value, overrides[i].value);
     pthread_mutex_unlock(&guard);
     if (found) return found;
     char variable[64];

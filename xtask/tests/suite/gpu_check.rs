@@ -343,7 +343,7 @@ fn a_step_that_fails_stops_nothing_and_whatever_it_prints_is_kept_as_json() {
 fn a_step_that_hangs_is_ended_with_its_children() {
     let bundle = Bundle::new("hang");
     bundle.program("tests/conformance", "sleep 600 & sleep 600");
-    let (output, report) = bundle.run(&["--only", "^conformance$", "--budget", "4"]);
+    let (output, report) = bundle.run(&["--only", "^conformance$", "--budget", "8"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(step(&report, "conformance")["status"], "timed out");
 }

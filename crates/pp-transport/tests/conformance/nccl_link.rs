@@ -155,8 +155,10 @@ fn a_goodbye_leaves_behind_the_last_words_of_a_link() {
 
 #[test]
 fn connecting_alone_ends_at_its_deadline_and_says_where_it_stood() {
+    // What the first link of a device takes time for is there then.
+    drop(ends::<Nccl>(edge(1, 64)));
     set_blocking(false);
-    let error = connect_alone(Duration::from_millis(300), &|| true);
+    let error = connect_alone(Duration::from_secs(1), &|| true);
     let error = error.map(drop).unwrap_err().to_string();
     assert!(error.contains("rank 1"), "{error}");
     assert!(error.contains("communicators of the edges"), "{error}");

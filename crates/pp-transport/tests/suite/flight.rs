@@ -202,7 +202,9 @@ fn a_reader_beside_a_link_at_work_sees_operations_that_make_sense() {
     let seen = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let mut seen = 0_u64;
-            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+            loop {
+                // The last look finds the last operations.
+                let is_over = over.load(std::sync::atomic::Ordering::Relaxed);
                 for operation in ours.operations().0 {
                     seen += 1;
                     // Chunks and payloads count alike in this job.
@@ -215,8 +217,10 @@ fn a_reader_beside_a_link_at_work_sees_operations_that_make_sense() {
                     );
                     assert_eq!(operation.is_over(), operation.ended_ns.is_some());
                 }
+                if is_over {
+                    break seen;
+                }
             }
-            seen
         });
         for n in 0..50_000 {
             drop(low.send(n));

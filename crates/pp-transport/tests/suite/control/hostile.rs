@@ -142,8 +142,8 @@ fn word_of_a_wrong_secret_is_not_believed_while_rank_0_may_still_come() {
 #[test]
 fn slow_writer_is_dropped_in_the_middle() {
     let meeting = Meeting::new(|job| job.options.stranger_timeout = Duration::from_secs(1));
-    let mut slow = meeting.call();
     let started = Instant::now();
+    let mut slow = meeting.call();
     // Never a whole message.
     let message = [&[62, 0, 0, 0][..], b"PPC1\x03\x00"].concat();
     let mut bytes = message.iter().chain(std::iter::repeat(&0)).take(61);

@@ -362,5 +362,6 @@ fn local_job_keeps_its_secret_out_of_its_childrens_environment() {
     // No process can write into it, and it is gone with the job.
     assert!(std::fs::write(path, "another secret of many bytes").is_err());
     drop(job);
-    assert!(std::fs::read_to_string(path).is_err());
+    // Its number may be that of another file by now.
+    assert!(!std::fs::read_to_string(path).is_ok_and(|text| text == secret));
 }
