@@ -151,7 +151,7 @@ fn a_second_signal_aborts_and_leaves_no_output() {
 
 #[test]
 fn a_signal_to_any_rank_of_a_launcher_ends_the_job() {
-    let folder = folder("launched");
+    let folder = folder("interrupt_launched");
     let whole = clip();
     let input = folder.write("in.y4m", &whole);
     for target in [0, 1] {
@@ -172,12 +172,12 @@ fn a_signal_to_any_rank_of_a_launcher_ends_the_job() {
     }
 }
 
-/// Says whether a process does something about SIGINT.
-fn handles_interrupts(pid: u32) -> bool {
+/// Says whether a process does something about a signal.
+fn handles(pid: u32, signal: Signal) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    caught.unwrap_or(0) & (1 << (libc::SIGINT - 1)) != 0
+    caught.unwrap_or(0) & (1 << (signal.as_raw() - 1)) != 0
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn an_interrupt_before_the_first_chunk_says_so() {
             if count == "2" {
                 pids.extend(ranks(child.id()));
             }
-            while !pids.iter().all(|pid| handles_interrupts(*pid)) {
+            while !pids.iter().all(|pid| handles(*pid, how)) {
                 assert!(Instant::now() < deadline, "it never heard signals");
                 std::thread::sleep(Duration::from_millis(2));
             }

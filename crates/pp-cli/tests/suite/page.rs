@@ -301,10 +301,8 @@ fn as_html(text: &str) -> String {
 
 /// Gives callers these answers, whole as a job gave them, by the path that they ask for.
 fn play(listener: &TcpListener, answers: &[(&str, String)]) {
-    for stream in listener.incoming() {
-        let mut stream = stream.unwrap();
+    let answer = |mut stream: TcpStream| {
         let mut asked = String::new();
-        // A browser connects ahead, and may ask nothing.
         let is_read = BufReader::new(&stream).read_line(&mut asked);
         let path = asked.split([' ', '?']).nth(1).unwrap_or_default();
         let found = answers.iter().find(|(of, _)| *of == path);
@@ -313,7 +311,13 @@ fn play(listener: &TcpListener, answers: &[(&str, String)]) {
         {
             let _ = stream.write_all(answer.as_bytes());
         }
-    }
+    };
+    // A browser connects ahead, and may ask nothing: others must not wait for that.
+    std::thread::scope(|scope| {
+        for stream in listener.incoming() {
+            scope.spawn(move || answer(stream.unwrap()));
+        }
+    });
 }
 
 #[test]
@@ -377,7 +381,7 @@ fn a_fault_that_ends_the_job_is_shown_as_it_is_printed() {
 
 #[test]
 fn who_has_no_token_gets_nothing_and_an_address_that_is_taken_is_named() {
-    let folder = folder("live_refused");
+    let folder = folder("page_refused");
     let mut live = Live::start(&folder, &["--ranks", "1"]);
     assert_eq!(live.get("/healthz"), (200, "ok\n".into()));
     let page = live.take("/");

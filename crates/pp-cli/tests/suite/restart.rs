@@ -194,13 +194,14 @@ fn rank(rank: u32, port: u16, more: &[&str]) -> Command {
 /// The launcher starts one of its ranks again; no process tells rank 0.
 #[test]
 fn a_launcher_that_starts_a_rank_again_is_waited_for() {
-    let input = video(64, 48, "mono", 120);
+    let input = video(64, 48, "mono", 240);
     let wanted = calm(host(&[]), &input);
     let port = free_port();
     let back = || spawn(&mut rank(1, port, &["--restarts", "5"]));
     let held = Held::start(&mut rank(0, port, &["--restarts", "5"]), input);
     let mut rank_1 = back();
-    for at in [40_000, 130_000] {
+    // Between them lies more than a job writes ahead into a pipe that is not read.
+    for at in [40_000, 400_000] {
         held.wait_for(at);
         rank_1.kill().unwrap();
         rank_1.wait().unwrap();
@@ -230,6 +231,7 @@ fn left_alone(within_ms: &str, strike: impl FnOnce(u32)) -> pp_testing::process:
     held.wait_for(40_000);
     rank_1.kill().unwrap();
     rank_1.wait().unwrap();
+    held.wait_until_it_says("rank 1 is gone");
     strike(held.id());
     held.finish()
 }

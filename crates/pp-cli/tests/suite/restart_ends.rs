@@ -60,6 +60,7 @@ fn a_second_interrupt_ends_a_job_whose_ranks_are_stopped() {
         signal(ranks[0], Signal::STOP);
         if is_killed {
             held.strike(KILL);
+            all_gone(&ranks[1..]);
         } else {
             signal(ranks[1], Signal::STOP);
         }
@@ -158,9 +159,12 @@ fn a_rank_that_is_needed_no_more_may_die() {
     for restarts in ["0", "1"] {
         let mut command = pp(&words(&format!("{args} --restarts {restarts}")));
         let child = Process::start(command.env("PP_LOG", "debug"), Output::Kept).unwrap();
-        let input = whole.clone();
-        child.give(true, move |pipe| pipe.write_all(&input));
+        // Without the rest no rank ends.
+        let (first, rest) = whole.split_at(10 * STRIDE);
+        let (first, rest) = (first.to_vec(), rest.to_vec());
+        child.give(false, move |pipe| pipe.write_all(&first));
         let rank_1 = ranks(child.id())[1];
+        child.give(true, move |pipe| pipe.write_all(&rest));
         let said = child.says(
             &["rank 0", "nothing more is needed of other ranks"],
             Instant::now() + HANG,

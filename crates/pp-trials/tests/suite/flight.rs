@@ -36,8 +36,13 @@ fn recordings(folder: &Folder) -> Vec<PathBuf> {
 
 /// What `pp flight` says of all recordings in the folder.
 fn told(folder: &Folder) -> Value {
+    told_by(&recordings(folder))
+}
+
+/// What it says of these.
+fn told_by(recordings: &[PathBuf]) -> Value {
     let mut command = pp(&["flight", "--json"]);
-    let ended = run(command.args(recordings(folder)), None).succeeded();
+    let ended = run(command.args(recordings), None).succeeded();
     serde_json::from_slice(&ended.stdout).unwrap()
 }
 
@@ -73,6 +78,7 @@ fn wait_for(folder: &Folder, count: usize) -> Vec<PathBuf> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let files = recordings(folder);
+        // One with a dot is being written.
         let is_hidden = |file: &PathBuf| text(file.file_name().unwrap().as_ref()).starts_with('.');
         if files.len() == count && !files.iter().any(is_hidden) {
             return files;
@@ -138,8 +144,8 @@ fn a_job_that_is_asked_goes_on_and_its_output_is_the_same() {
     let told = loop {
         // The supervisor passes it on.
         signal(child.id(), Signal::USR1);
-        wait_for(&folder, 2);
-        let told = told(&folder);
+        // The next ones may be on their way by now.
+        let told = told_by(&wait_for(&folder, 2));
         let ever = |rank: usize| told["ranks"][rank]["operations_ever"].as_u64().unwrap();
         if ever(0) > 0 && ever(1) > 0 {
             break told;
@@ -224,8 +230,8 @@ fn a_ring_that_has_turned_says_so() {
     let deadline = Instant::now() + HANG;
     loop {
         signal(child.id(), Signal::USR1);
-        wait_for(&folder, 2);
-        let told = told(&folder);
+        // The next ones may be on their way by now.
+        let told = told_by(&wait_for(&folder, 2));
         let of = |rank: usize, what: &str| told["ranks"][rank][what].as_u64().unwrap();
         // The last operation of a rank may end a moment after the frame that it brought.
         if (0..2).all(|rank| of(rank, "operations") == OPERATIONS) {
