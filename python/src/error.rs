@@ -39,7 +39,7 @@ impl Raised {
     }
 }
 
-/// An exception in one line, with the place where it was raised.
+/// An exception in one line, with the place where it was raised and its notes.
 fn said(py: Python<'_>, error: &PyErr) -> String {
     let name = error.get_type(py).name();
     let name = name.map_or_else(|_| "an exception".into(), |name| name.to_string());
@@ -61,6 +61,10 @@ fn said(py: Python<'_>, error: &PyErr) -> String {
         at = frame.getattr("tb_next").ok().filter(|next| !next.is_none());
     }
     text.extend(place);
+    let notes = error.value(py).getattr("__notes__");
+    let notes = notes.and_then(|notes| notes.try_iter());
+    let notes = notes.into_iter().flatten().flatten();
+    text.extend(notes.map(|note| format!(", {note}")));
     // An exception may say several lines, and the traceback has them.
     text.replace(['\n', '\r'], " ")
 }

@@ -298,6 +298,19 @@ class _Work:
         times = self.of.times
         return times.of(self.stage, op, microbatch) if times is not None and turn.mode == "train" else nullcontext()
 
+    @contextmanager
+    def _named(self, what: str, microbatch: int) -> Iterator[None]:
+        """An exception of the model says where it was."""
+        try:
+            yield
+        except Exception as error:
+            note = f"in the {what} of stage {self.number}, microbatch {microbatch}"
+            # Python 3.10 has no `add_note`. The exception may have been raised before.
+            notes = error.__dict__.setdefault("__notes__", [])
+            if isinstance(notes, list) and note not in notes:
+                notes.append(note)
+            raise
+
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         raise NotImplementedError
 
@@ -326,7 +339,8 @@ class Forward(_Work):
         targets = tuple(chunk[name].clone() for name in to_pass) if is_last else ()
         if is_last and self.of.own_targets:
             targets = tuple(one.to(device, copy=True) for one in turn.targets[microbatch])
-        made = self.stage.forward((turn.step, microbatch), inputs, targets)
+        with self._named("forward", microbatch):
+            made = self.stage.forward((turn.step, microbatch), inputs, targets)
         if is_last:
             return
         for at, (name, one) in enumerate(zip(_shapes.inputs_in(out._names), made, strict=True)):
@@ -387,10 +401,10 @@ class Backward(_Work):
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         grads = [chunk[name].clone() for name in chunk._names]
-        if (self.number, microbatch) in self.of.splits:
-            made = self.stage.backward_input(microbatch, grads)
-        else:
-            made = self.stage.backward(microbatch, grads)
+        is_divided = (self.number, microbatch) in self.of.splits
+        with self._named("backward", microbatch):
+            made = (self.stage.backward_input if is_divided else self.stage.backward)(microbatch, grads)
+        if not is_divided:
             self.of.added(self.stage, turn)
         for name, gradient in zip(out._names, made, strict=True):
             out[name].copy_(gradient)
@@ -405,7 +419,7 @@ class Backward(_Work):
         turn, microbatch = self._at(chunk)
         if microbatch < self.of.settings.microbatches:
             if turn.trains:
-                with self._timed(turn, "W", microbatch):
+                with self._timed(turn, "W", microbatch), self._named("backward", microbatch):
                     self.stage.backward_weight(microbatch)
                 self.of.added(self.stage, turn)
             return
