@@ -246,6 +246,45 @@ def test_a_program_that_ends_while_a_stage_works_ends_in_good_order(film: Film) 
     assert (code, out, error) == (3, "", "")
 
 
+def test_a_job_that_is_dropped_ends_although_its_tasks_wait(film: Film) -> None:
+    code, out, error = film.run(
+        """
+        import asyncio, gc
+
+        def work(chunk, out):
+            if chunk.index == 1:
+                time.sleep(1000)
+            double(chunk, out)
+
+        class Server:
+            def __init__(self):
+                # Only the collector drops it.
+                self.own = self
+                self.streams = pp.Job("read@0 -> work@0 -> write@0", work=work, most={"x": pp.Spec((8,), "float32")}).streams()
+                self.all = [self.streams.begin() for _ in range(3)]
+
+            async def serve(self, stream):
+                for _ in range(2):
+                    await stream.push_async({"x": np.zeros(8, np.float32)})
+                async for _ in stream:
+                    pass
+
+        async def main():
+            server = Server()
+            try:
+                await asyncio.wait_for(asyncio.gather(*map(server.serve, server.all)), 0.5)
+            except asyncio.TimeoutError:
+                print("left")
+
+        asyncio.run(main())
+        gc.collect()
+        print("dropped")
+        """,
+        seconds=60,
+    )
+    assert (code, out) == (0, "left\ndropped\n"), error
+
+
 def test_a_stage_that_holds_pythons_lock_loses_no_heartbeat(film: Film) -> None:
     code, out, error = film.run(
         """

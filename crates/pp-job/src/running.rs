@@ -151,6 +151,7 @@ impl Job {
     ) -> Result<Running, Error> {
         let (ended, is_ended) = channel();
         let tell = move |result| {
+            // Who drops the job waits for this, maybe with a lock that a waker of the flow wants.
             let _ = ended.send(result);
             then();
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use pp_job::flow::{Flow, Refused};
 use pp_job::prelude::*;
 use pp_job::{Running, ThisRank};
-use pp_testing::{Toy, done};
+use pp_testing::{Toy, done, until};
 
 /// A number that is pushed, and what comes out: the number, and that of its stream.
 type Numbers = Flow<u64, u64>;
@@ -110,7 +110,8 @@ fn every_wait_ends_with_the_job() {
             assert!(running.wait().is_err());
         }
         assert_eq!(pulls.join().unwrap(), None);
-        assert_eq!(pusher.push(1, Cut::None), Err(Refused::Over(1)));
+        // The end of the job is told a moment before the flow is closed.
+        until(|| pusher.push(1, Cut::None) == Err(Refused::Over(1)));
     }
 }
 
