@@ -324,7 +324,7 @@ def test_ranks_of_a_launcher_raise_and_end_nobody(film: Film) -> None:
     )
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PP_JOB_SECRET": "0123456789abcdef" * 2}
     ranks = [
-        subprocess.Popen(command, env={**os.environ, **world, "PP_HEARTBEAT_MS": "2000", "RANK": rank}, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(command, env={**os.environ, **world, "RANK": rank}, stdout=subprocess.PIPE, text=True)
         for rank in "01"
     ]
     outs = [rank.communicate(timeout=60)[0] for rank in ranks]
