@@ -22,11 +22,6 @@ fn device(e: CudaError) -> StageError {
     StageError::new(FaultKind::Device, "simulate work", with_source(&e))
 }
 
-fn launch(load: &mut Work) -> Result<(), StageError> {
-    let launched = load.launch();
-    launched.map_err(|e| StageError::new(FaultKind::Device, "launch", with_source(&e)))
-}
-
 /// Work of a fixed time.
 enum Load {
     Nothing,
@@ -39,6 +34,25 @@ enum Load {
 pub(super) enum Working {
     Sleep { end: Instant, time: Duration },
     Gpu(Issued),
+}
+
+/// The work on one chunk while it is issued.
+struct Issue<'a> {
+    stream: &'a Stream,
+    load: &'a mut Work,
+    work: &'a Issued,
+}
+
+impl Issue<'_> {
+    fn launch(&mut self) -> StageResult<()> {
+        let launched = self.load.launch();
+        launched.map_err(|e| StageError::new(FaultKind::Device, "launch", with_source(&e)))
+    }
+
+    /// Ends the work. This goes behind the payload, which does not wait for the event.
+    fn close(&self) -> StageResult<()> {
+        self.work.close(self.stream).map_err(device)
+    }
 }
 
 /// A stage's load on its stream.
@@ -89,13 +103,10 @@ impl GpuStage {
         })
     }
 
-    /// Begins the work on one chunk; `on_slots` issues it between the events of the slots.
+    /// Begins the work on one chunk; `on_slots` issues and closes it between the events of the slots.
     fn begin(
         &mut self,
-        on_slots: impl FnOnce(
-            &Stream,
-            &mut dyn FnMut() -> Result<(), StageError>,
-        ) -> Result<(), StageError>,
+        on_slots: impl FnOnce(Issue<'_>) -> StageResult<()>,
     ) -> StageResult<Progress<Worked, Working>> {
         match &mut self.load {
             Load::Nothing => Ok(Progress::Done(Worked {
@@ -111,10 +122,10 @@ impl GpuStage {
             Load::Gpu(load) => {
                 let work = self.timed.open().map_err(device)?;
                 let stream = &self.timed.stream;
-                // In front of the slot's event: whoever has the payload knows that the work is done.
-                on_slots(stream, &mut || {
-                    launch(load)?;
-                    work.close(stream).map_err(device)
+                on_slots(Issue {
+                    stream,
+                    load,
+                    work: &work,
                 })?;
                 Ok(Progress::UnderWay(Working::Gpu(work)))
             }
@@ -197,9 +208,12 @@ impl Source<DeviceTx> for GpuSource {
         slot: &mut DeviceTx,
     ) -> StageResult<Built<BenchPlan, Self::Carry>> {
         self.left -= 1;
-        let begun = self
-            .stage
-            .begin(|stream, launch| slot.write_on(stream, |_| launch()))?;
+        let manifest = self.payloads.of_chunk(place.chunk.get()).clone();
+        let begun = self.stage.begin(|mut issue| {
+            slot.write_on(issue.stream, |_| issue.launch())?;
+            slot.send_ahead(manifest.payload_bytes() as usize)?;
+            issue.close()
+        })?;
         let carry = match begun {
             // The host waits, and what it waits for is the chunk.
             Progress::UnderWay(Working::Sleep { end, .. }) => {
@@ -213,7 +227,6 @@ impl Source<DeviceTx> for GpuSource {
             chunk: place.chunk.get(),
             hands_on: true,
         };
-        let manifest = self.payloads.of_chunk(plan.chunk).clone();
         Ok(Built::new(plan, manifest, carry))
     }
 
@@ -231,6 +244,10 @@ impl Source<DeviceTx> for GpuSource {
         }
         Ok(match carry {
             Some(Progress::Done(worked)) => Some(worked.work_ns),
+            Some(Progress::UnderWay(Working::Gpu(work))) => {
+                self.stage.timed.forget(work);
+                None
+            }
             _ => None,
         })
     }
@@ -263,9 +280,12 @@ impl Stage<DeviceTx, DeviceRx> for GpuStage {
         output: &mut DeviceTx,
     ) -> StageResult<Progress<Done, Self::Kept>> {
         let tensors = chunk.message.tensors().clone();
-        let progress = self.begin(|stream, launch| {
-            read_on(input, stream, |_| output.write_on(stream, |_| launch()))?;
-            Ok(output.send_ahead(tensors.payload_bytes() as usize)?)
+        let progress = self.begin(|mut issue| {
+            read_on(input, issue.stream, |_| {
+                output.write_on(issue.stream, |_| issue.launch())?;
+                output.send_ahead(tensors.payload_bytes() as usize)?;
+                issue.close()
+            })
         })?;
         let report = Taken::of(chunk.message.plan(), 1);
         Ok(said(Done { tensors, report }, progress))
@@ -289,7 +309,12 @@ impl Sink<DeviceRx> for GpuSink {
         input: Option<&DeviceRx>,
     ) -> StageResult<Progress<Taken, Self::Kept>> {
         let stage = &mut self.0;
-        let progress = stage.begin(|stream, launch| read_on(input, stream, |_| launch()))?;
+        let progress = stage.begin(|mut issue| {
+            read_on(input, issue.stream, |_| {
+                issue.launch()?;
+                issue.close()
+            })
+        })?;
         let done = Done {
             tensors: Manifest::empty(),
             report: Taken::of(chunk.message.plan(), 1),
