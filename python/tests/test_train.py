@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from conftest import EXAMPLES, Film, cells, free_port, needs
 torch = needs("torch")
 
 from pp_pipeline import train  # noqa: E402
-from pp_pipeline.train import _backward  # noqa: E402
+from pp_pipeline.train import _backward, _work  # noqa: E402
 
 HEAD = """
 import torch
@@ -460,6 +461,34 @@ if __name__ == "__main__":
     both = re.findall(r"(\{.*\}) (\S+)", out + error)
     assert len(both) == 2 and both[0] == both[1] and both[0][0] == "{0: 'FIW', 1: 'FIW'}", (out, error)
     assert "timing=True" in out
+
+
+def test_events_of_a_gpu_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    now = iter(range(1000))
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            made.append(self)
+
+        def record(self, stream: str) -> None:
+            assert stream == "of the job"
+            self.at = next(now)
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, later: Event) -> float:
+            return 1e3 * (later.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "of the job")
+    times, stage = _work.Times(), SimpleNamespace(number=1, device=torch.device("cuda"))
+    for step in range(3):
+        for microbatch in range(2):
+            times.of(stage, "F", microbatch, lambda: None)
+        median, *moments = [one for one in times.told(1, 2) if one]
+        assert len(made) == 5 and median == 1 and [one - moments[0] for one in moments] == [0, 1, 2, 3], (step, moments)
 
 
 def test_a_training_is_shown_while_it_runs_and_reported_at_its_end(film: Film, tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +20,8 @@ from ._settings import Settings
 from ._shapes import Specs
 from ._stage import ModelStage, Randomness, casts_here, loss_of, norm_of
 from ._ties import Form, Tied, forms_of, ties_among, weights_of
+
+T = TypeVar("T")
 
 
 class Rank:
@@ -58,7 +59,8 @@ class Rank:
             if op == "W"
         }
         self._turn: Turn | None = None
-        self._left = 0
+        # How many stages of the model stand here, and how many of them have not ended the turn.
+        self._count, self._left = settings.schedule.rank_of.count(rank), 0
         self._random = Randomness(torch.device("cpu"))
         self._verdict: Verdict | None = None
         self.times: Times | None = Times() if timing else None
@@ -72,6 +74,8 @@ class Rank:
         if any(stage.device.type == "cuda" for stage in self.stages.values()):
             # What an earlier job has issued may still write into buffers.
             torch.cuda.synchronize()
+        if self.times is not None:
+            self.times.forget()
         for stage in self.stages.values():
             stage.forget()
             self._load(stage)
@@ -100,13 +104,14 @@ class Rank:
             if number == 0:
                 # The loop could not: the stages are made by the driver.
                 self.prepare(turn)
-            torch.set_grad_enabled(turn.trains)
-            # A job begins with that of the call that began it.
-            for kind, _ in casts_here():
-                torch.set_autocast_enabled(kind, False)
-            # A backward on this thread: handing each part of one to PyTorch's thread of the device takes longer than issuing it.
-            torch.autograd.set_multithreading_enabled(False)
-            self._turn, self._left, self._verdict = turn, self.settings.schedule.rank_of.count(self.rank), None
+                # A job begins with that of the call that began it.
+                for kind, _ in casts_here():
+                    torch.set_autocast_enabled(kind, False)
+                # A backward on this thread: handing each part of one to PyTorch's thread of the device takes longer than issuing it.
+                torch.autograd.set_multithreading_enabled(False)
+            if torch.is_grad_enabled() != turn.trains:
+                torch.set_grad_enabled(turn.trains)
+            self._turn, self._left, self._verdict = turn, self._count, None
             self._added.clear()
             if self.pipelines is not None:
                 if number == 0:
@@ -208,43 +213,52 @@ class Times:
         self._moments: dict[tuple[int, str, int], tuple[float, float]] = {}
         # When an action began and ended, as it was measured.
         self._measured: list[tuple[int, str, int, Any, Any]] = []
-        # An event of a GPU, and when it was.
-        self._base: tuple[Any, float] | None = None
+        # The stream of a job on a GPU, and events that were told. A GPU may wait while either is made.
+        self._stream: Any = None
+        self._free: list[Any] = []
 
-    @contextmanager
-    def of(self, stage: ModelStage, op: str, microbatch: int) -> Iterator[None]:
-        """Measures what a stage does within a `with`."""
+    def forget(self) -> None:
+        """Drops what a job that has ended left untold. The next one has another stream."""
+        self._measured.clear()
+        self._stream = None
+
+    def of(self, stage: ModelStage, op: str, microbatch: int, action: Callable[[], None]) -> None:
+        """Measures what a stage does in a call."""
         now = self._event if stage.device.type == "cuda" else time.perf_counter
         begun = now()
-        yield
+        action()
         self._measured.append((stage.number, op, microbatch, begun, now()))
 
     def _event(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        if self._base is None:
-            event.synchronize()
-            self._base = event, time.perf_counter()
+        if self._stream is None:
+            self._stream = torch.cuda.current_stream()
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
         return event
 
-    def _seconds_of(self, moment: Any) -> float:
-        if self._base is None:
-            return float(moment)
-        base, at = self._base
-        moment.synchronize()
-        return float(at + base.elapsed_time(moment) / 1e3)
+    def _read(self) -> None:
+        """Takes in what was measured. Waits for a GPU."""
+        last = None
+        if self._stream is not None and self._measured:
+            # Behind all others.
+            last = self._event()
+            last.synchronize()
+        now = time.perf_counter()
+        for stage, op, microbatch, *moments in self._measured:
+            begun, ended = moments if last is None else [now - moment.elapsed_time(last) / 1e3 for moment in moments]
+            self._seconds.setdefault((stage, op), deque(maxlen=1000)).append(ended - begun)
+            self._moments[stage, op, microbatch] = begun, ended
+            if last is not None:
+                self._free += moments
+        if last is not None:
+            self._free.append(last)
+        self._measured.clear()
 
     def told(self, number: int, microbatches: int) -> list[float]:
         """What travels of a stage: the median of each kind of its actions, 0 of a kind that it does not have, and their moments in
         the latest step. Waits for a GPU.
         """
-        for stage, op, microbatch, *moments in self._measured:
-            begun, ended = map(self._seconds_of, moments)
-            self._seconds.setdefault((stage, op), deque(maxlen=1000)).append(ended - begun)
-            self._moments[stage, op, microbatch] = begun, ended
-        self._measured.clear()
-        # Of one long ago an event is told less exactly.
-        self._base = None
+        self._read()
         told = [statistics.median(self._seconds.get((number, op), [0.0])) for op in _shapes.OPS]
         for microbatch in range(microbatches):
             for ops in ("F", "IB", "W"):
@@ -284,25 +298,23 @@ class _Work:
                 out[name].copy_(chunk[name])
             self.exchange(turn, chunk, out)
         elif turn.computes if self.is_forward else turn.trains:
-            if self.of.times is None:
-                self.work(turn, microbatch, chunk, out)
-                return
             op = "F" if self.is_forward else "I" if (self.number, microbatch) in self.of.splits else "B"
-            with self._timed(turn, op, microbatch):
-                self.work(turn, microbatch, chunk, out)
+            self._timed(turn, op, microbatch, lambda: self.work(turn, microbatch, chunk, out))
         else:
             for tensor in out.values():
                 tensor.zero_()
 
-    def _timed(self, turn: Turn, op: str, microbatch: int) -> AbstractContextManager[None]:
-        times = self.of.times
-        return times.of(self.stage, op, microbatch) if times is not None and turn.mode == "train" else nullcontext()
+    def _timed(self, turn: Turn, op: str, microbatch: int, action: Callable[[], None]) -> None:
+        """Does an action, and measures it where that is asked for."""
+        if self.of.times is not None and turn.mode == "train":
+            self.of.times.of(self.stage, op, microbatch, action)
+        else:
+            action()
 
-    @contextmanager
-    def _named(self, what: str, microbatch: int) -> Iterator[None]:
-        """An exception of the model says where it was."""
+    def _named(self, what: str, microbatch: int, call: Callable[..., T], *given: Any) -> T:
+        """Calls the stage. An exception of the model says where it was."""
         try:
-            yield
+            return call(*given)
         except Exception as error:
             note = f"in the {what} of stage {self.number}, microbatch {microbatch}"
             # Python 3.10 has no `add_note`. The exception may have been raised before.
@@ -339,8 +351,7 @@ class Forward(_Work):
         targets = tuple(chunk[name].clone() for name in to_pass) if is_last else ()
         if is_last and self.of.own_targets:
             targets = tuple(one.to(device, copy=True) for one in turn.targets[microbatch])
-        with self._named("forward", microbatch):
-            made = self.stage.forward((turn.step, microbatch), inputs, targets)
+        made = self._named("forward", microbatch, self.stage.forward, (turn.step, microbatch), inputs, targets)
         if is_last:
             return
         for at, (name, one) in enumerate(zip(_shapes.inputs_in(out._names), made, strict=True)):
@@ -402,8 +413,8 @@ class Backward(_Work):
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         grads = [chunk[name].clone() for name in chunk._names]
         is_divided = (self.number, microbatch) in self.of.splits
-        with self._named("backward", microbatch):
-            made = (self.stage.backward_input if is_divided else self.stage.backward)(microbatch, grads)
+        backward = self.stage.backward_input if is_divided else self.stage.backward
+        made = self._named("backward", microbatch, backward, microbatch, grads)
         if not is_divided:
             self.of.added(self.stage, turn)
         for name, gradient in zip(out._names, made, strict=True):
@@ -419,8 +430,8 @@ class Backward(_Work):
         turn, microbatch = self._at(chunk)
         if microbatch < self.of.settings.microbatches:
             if turn.trains:
-                with self._timed(turn, "W", microbatch), self._named("backward", microbatch):
-                    self.stage.backward_weight(microbatch)
+                weight = self.stage.backward_weight
+                self._timed(turn, "W", microbatch, lambda: self._named("backward", microbatch, weight, microbatch))
                 self.of.added(self.stage, turn)
             return
         verdict = self.of.ends(turn, self._told)
