@@ -169,7 +169,7 @@ class Trainer:
     def times(self) -> dict[int, dict[str, float]]:
         """Of each stage of the model the median time of its actions F, I, W and B, in seconds; of those kinds that it has.
 
-        The same at every rank, over up to 1,000 actions of a kind until the last step; empty before the first one. Raises
+        The same at every rank, over up to 100 actions of a kind until the last step; empty before the first one. Raises
         RuntimeError without `timing=True`.
         """
         if not self._timing:

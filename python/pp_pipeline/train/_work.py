@@ -246,7 +246,7 @@ class Times:
         now = time.perf_counter()
         for stage, op, microbatch, *moments in self._measured:
             begun, ended = moments if last is None else [now - moment.elapsed_time(last) / 1e3 for moment in moments]
-            self._seconds.setdefault((stage, op), deque(maxlen=1000)).append(ended - begun)
+            self._seconds.setdefault((stage, op), deque(maxlen=100)).append(ended - begun)
             self._moments[stage, op, microbatch] = begun, ended
             if last is not None:
                 self._free += moments
