@@ -90,4 +90,4 @@ def _squares(
         random.give_back()
     for one in sums.values():
         one.zero_()
-    return [float(stage.squares() + stage.add_tied(sums)) for stage in model]
+    return [float(stage.add_tied(sums, stage.squares())) for stage in model]

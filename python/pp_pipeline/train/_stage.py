@@ -317,9 +317,8 @@ class ModelStage:
             else:
                 self.weights[name].data.copy_(values)
 
-    def add_tied(self, sums: Any) -> torch.Tensor:
-        """Adds the gradients of tied weights to the sums. Gives the squares, in f64, of those whose last holder this is."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+    def add_tied(self, sums: Any, squares: torch.Tensor) -> torch.Tensor:
+        """Adds the gradients of tied weights to the sums. Gives `squares` with those, in f64, of the weights whose last holder this is."""
         for name, tied in self._ties.items():
             values, count = tied.of(sums)
             grad = self.weights[name].grad
@@ -327,10 +326,10 @@ class ModelStage:
                 values += grad
                 count += 1
             if tied.stages[-1] == self.number:
-                total += values.double().square().sum()
+                squares = squares + values.double().square().sum()
                 if self._looks:
                     self._look(2, self._settings.microbatches - 1, [(f"sum of the gradients of tied weight {name!r}", values)])
-        return total
+        return squares
 
     def take_tied(self, sums: Any) -> None:
         """Takes the sums as the gradients of tied weights."""

@@ -334,7 +334,9 @@ class Forward(_Work):
     """The forward of a stage."""
 
     is_forward = True
+    # What was made of the exchange before it came.
     _squares: torch.Tensor | None = None
+    _losses: torch.Tensor | None = None
 
     @classmethod
     def outputs(cls, inputs: Specs, at: At) -> Specs:
@@ -381,9 +383,9 @@ class Forward(_Work):
                 pipelines.added(stage)
         if turn.trains:
             known, self._squares = self._squares, None
-            squares[self.number] = (stage.squares() if known is None else known) + stage.add_tied(out)
-        if self.number == settings.count - 1 and turn.computes:
-            own = torch.stack([stage.losses[microbatch].reshape(()) for microbatch in range(settings.microbatches)]).double()
+            squares[self.number] = stage.add_tied(out, stage.squares() if known is None else known)
+        if self._losses is not None:
+            own, self._losses = self._losses, None
             losses.copy_(pipelines.losses(own) if pipelines is not None and turn.mode != "look" else own)
         if self.of.times is not None:
             times[self.number] = torch.tensor(self.of.times.told(self.number, settings.microbatches), dtype=torch.float64)
@@ -394,9 +396,14 @@ class Forward(_Work):
                 out["finding"].copy_(_shapes.encoded(stage.finding, _shapes.FINDING))
 
     def later(self, chunk: int) -> None:
-        """What can be done of the exchange before it comes: other pipelines add to the gradients until then."""
-        if self._at(chunk)[0].trains and self.of.pipelines is None:
-            self._squares = self.stage.squares()
+        """What can be done of the exchange before it comes: other pipelines add to the gradients until then. Nothing here waits for a
+        GPU, behind whose work results may still have to leave.
+        """
+        turn, stage, microbatches = self._at(chunk)[0], self.stage, self.of.settings.microbatches
+        if turn.trains and self.of.pipelines is None:
+            self._squares = stage.squares()
+        if turn.computes and self.number == self.of.settings.count - 1:
+            self._losses = torch.stack([stage.losses[microbatch].reshape(()) for microbatch in range(microbatches)]).double()
 
 
 class Backward(_Work):
@@ -423,7 +430,7 @@ class Backward(_Work):
     def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
         if turn.mode == "train":
             self.stage.take_tied(chunk)
-        self._told = {name: chunk[name].clone() for name in self.of.exchange}
+        self._told = {name: chunk[name].clone() for name in self.of.exchange if turn.mode == "look" or name == "numbers"}
 
     def later(self, chunk: int) -> None:
         """The part of a backward for the weights, and the work of the optimizer behind the exchange."""
