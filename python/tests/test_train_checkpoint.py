@@ -97,9 +97,7 @@ def main(given, skips=True, steps=9):
 """
 PLAIN = PROGRAM + 'main(trainer())'
 # Each forward that was measured has its backward: what a job that was lost had measured is dropped.
-KEPT = (
-    PROGRAM
-    + """
+PAIRED = """
 from pp_pipeline.train import _work
 
 def told(self, *given, known=_work.Times.told):
@@ -108,10 +106,12 @@ def told(self, *given, known=_work.Times.told):
     return known(self, *given)
 
 _work.Times.told = told
+"""
+KEEPS = """
 main(trainer(checkpoint=HERE / "points", every=2, resume="RESUME" in os.environ, restarts=int(E("LIVES", 0)), timing=True,
              report=str(HERE / "report.json")))
 """
-)
+KEPT = PROGRAM + PAIRED + KEEPS
 
 
 def ends(folder: Path) -> dict[int, Any]:
@@ -169,6 +169,33 @@ def test_a_rank_is_started_again_to_the_same_bits(film: Film, without: Without, 
     assert report["run"]["restarts"] == len(lost)
     assert error.count("are played again") == len(lost) in (len(deaths.split()), len(deaths.split()) - ("TIED" in env)), error
     assert lost[-1]["rank"] == int(deaths.split()[-1][0]), lost
+
+
+def test_a_job_begins_again_behind_the_stage_that_its_driver_was_in(film: Film, without: Without) -> None:
+    # Rank 0 is in a forward until it begins again, and a little longer.
+    body = """
+import threading
+came, again = [], threading.Event()
+
+def begins(self, *given, known=_work.Rank.begins):
+    came.append(self)
+    if len(came) > 1:
+        again.set()
+    known(self, *given)
+
+def forward(self, at, *given, known=_stage.ModelStage.forward):
+    if RANK == 0 and at == (3, 1) and len(came) == 1:
+        assert again.wait(60)
+        time.sleep(0.3)
+        (HERE / "back").touch()
+    return known(self, at, *given)
+
+_work.Rank.begins, _stage.ModelStage.forward = begins, forward
+"""
+    code, _, error = film.run(PROGRAM + PAIRED + body + KEEPS, DEATHS="1:forward:3:kill", LIVES="1")
+    assert code == 0, error
+    assert (film.path.parent / "back").exists() and error.count("are played again") == 1, error
+    assert ends(film.path.parent) == without(), error
 
 
 @pytest.mark.parametrize("death", ["0:save:6:kill", "1:apply:3:raise"])

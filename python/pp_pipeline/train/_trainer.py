@@ -464,7 +464,7 @@ class Trainer:
         """Starts the job, the first time or again."""
         self._turns, self._is_closed = 0, False
         self._meeting = Meeting(self._rank.rank)
-        self._rank.begins(self._meeting)
+        self._rank.begins(self._meeting, self._of_job["stuck_after"])
         self._job.follow(self._settings.schedule, self._agreed(), self._place)
         flow, self._stream = self._job._one_stream(self._settings.microbatches + 1, lends=False)
         run = self._job._begin(flow, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -63,11 +64,24 @@ class Rank:
         self._count, self._left = settings.schedule.rank_of.count(rank), 0
         self._random = Randomness(torch.device("cpu"))
         self._verdict: Verdict | None = None
+        # Held by the driver while it is in a stage.
+        self.working = threading.Lock()
         self.times: Times | None = Times() if timing else None
         self.exchange = _shapes.exchange_specs(settings.count, settings.microbatches, timing)
 
-    def begins(self, meeting: Meeting) -> None:
-        """A job begins. What an earlier one left undone is dropped."""
+    def begins(self, meeting: Meeting, within: float | None) -> None:
+        """A job begins. What an earlier one left undone is dropped, once its driver has come out of the stage that it was in.
+
+        Raises `TimeoutError` if that takes longer than `within` seconds.
+        """
+        if not self.working.acquire(timeout=-1 if within is None else within):
+            raise TimeoutError(f"rank {self.rank}: a stage still works {within:g} s after its job was lost: see what its module waits for")
+        try:
+            self._begins(meeting)
+        finally:
+            self.working.release()
+
+    def _begins(self, meeting: Meeting) -> None:
         if self._turn is not None and self._left:
             self._random.give_back()
         self.meeting, self._turn = meeting, None
@@ -292,7 +306,15 @@ class _Work:
 
     def run(self, chunk: Chunk, out: Out) -> None:
         """Works on a microbatch, or on the exchange."""
-        turn, microbatch = self._at(chunk.index)
+        with self.of.working:
+            self._run(*self._at(chunk.index), chunk, out)
+
+    def later(self, chunk: int) -> None:
+        """Does what was put off of a microbatch, or what can be done of the exchange before it comes."""
+        with self.of.working:
+            self.put_off(*self._at(chunk))
+
+    def _run(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         if microbatch == self.of.settings.microbatches:
             for name in chunk:
                 out[name].copy_(chunk[name])
@@ -327,6 +349,9 @@ class _Work:
         raise NotImplementedError
 
     def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
+        raise NotImplementedError
+
+    def put_off(self, turn: Turn, microbatch: int) -> None:
         raise NotImplementedError
 
 
@@ -395,11 +420,9 @@ class Forward(_Work):
             if earlier is None or earlier["order"] > stage.finding["order"]:
                 out["finding"].copy_(_shapes.encoded(stage.finding, _shapes.FINDING))
 
-    def later(self, chunk: int) -> None:
-        """What can be done of the exchange before it comes: other pipelines add to the gradients until then. Nothing here waits for a
-        GPU, behind whose work results may still have to leave.
-        """
-        turn, stage, microbatches = self._at(chunk)[0], self.stage, self.of.settings.microbatches
+    def put_off(self, turn: Turn, microbatch: int) -> None:
+        """Other pipelines add to the gradients until the exchange. Nothing here waits for a GPU: results may have to leave behind its work."""
+        stage, microbatches = self.stage, self.of.settings.microbatches
         if turn.trains and self.of.pipelines is None:
             self._squares = stage.squares()
         if turn.computes and self.number == self.of.settings.count - 1:
@@ -432,9 +455,8 @@ class Backward(_Work):
             self.stage.take_tied(chunk)
         self._told = {name: chunk[name].clone() for name in self.of.exchange if turn.mode == "look" or name == "numbers"}
 
-    def later(self, chunk: int) -> None:
+    def put_off(self, turn: Turn, microbatch: int) -> None:
         """The part of a backward for the weights, and the work of the optimizer behind the exchange."""
-        turn, microbatch = self._at(chunk)
         if microbatch < self.of.settings.microbatches:
             if turn.trains:
                 weight = self.stage.backward_weight
