@@ -145,11 +145,12 @@ impl Medium for OnGpu {
     }
 
     fn mark(&self, output: Option<(&mut DeviceTx, u64)>) -> StageResult<Event> {
-        let mark = Event::new(&self.device).map_err(failed)?;
-        mark.record(&self.stream).map_err(failed)?;
+        // The payload does not wait for the mark.
         if let Some((output, bytes)) = output {
             output.send_ahead(bytes as usize)?;
         }
+        let mark = Event::new(&self.device).map_err(failed)?;
+        mark.record(&self.stream).map_err(failed)?;
         Ok(mark)
     }
 
