@@ -192,7 +192,8 @@ def forward(self, at, *given, known=_stage.ModelStage.forward):
 
 _work.Rank.begins, _stage.ModelStage.forward = begins, forward
 """
-    code, _, error = film.run(PROGRAM + PAIRED + body + KEEPS, DEATHS="1:forward:3:kill", LIVES="1")
+    keeps = KEEPS.replace("timing=True", "timing=True, stuck_after=0")
+    code, _, error = film.run(PROGRAM + PAIRED + body + keeps, DEATHS="1:forward:3:kill", LIVES="1")
     assert code == 0, error
     assert (film.path.parent / "back").exists() and error.count("are played again") == 1, error
     assert ends(film.path.parent) == without(), error

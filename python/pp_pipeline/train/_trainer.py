@@ -128,7 +128,8 @@ class Trainer:
         """Trains on a batch, `(inputs, targets)`. Gives its loss, the same number at every rank.
 
         Raises `NotFiniteError` if a loss or a gradient is not finite, what `Job.run` raises if the job ends, `PipelineLostError` if
-        another pipeline ends it, and `OSError` if a checkpoint cannot be written.
+        another pipeline ends it, `OSError` if a checkpoint cannot be written, and `TimeoutError` if a stage of rank 0 does not end within
+        `stuck_after` seconds, behind the loss of another rank.
         """
         verdict = self._call("train", batch)
         if verdict.norm is None:
@@ -169,7 +170,7 @@ class Trainer:
     def times(self) -> dict[int, dict[str, float]]:
         """Of each stage of the model the median time of its actions F, I, W and B, in seconds; of those kinds that it has.
 
-        The same at every rank, over up to 100 actions of a kind until the last step; empty before the first one. Raises
+        The same at every rank, over the latest 100 actions of each kind; empty before the first one. Raises
         RuntimeError without `timing=True`.
         """
         if not self._timing:

@@ -74,7 +74,8 @@ class Rank:
 
         Raises `TimeoutError` if that takes longer than `within` seconds.
         """
-        if not self.working.acquire(timeout=-1 if within is None else within):
+        # As in a job, 0 is no limit.
+        if not self.working.acquire(timeout=within or -1):
             raise TimeoutError(f"rank {self.rank}: a stage still works {within:g} s after its job was lost: see what its module waits for")
         try:
             self._begins(meeting)
@@ -227,7 +228,7 @@ class Times:
         self._moments: dict[tuple[int, str, int], tuple[float, float]] = {}
         # When an action began and ended, as it was measured.
         self._measured: list[tuple[int, str, int, Any, Any]] = []
-        # The stream of a job on a GPU, and events that were told. A GPU may wait while either is made.
+        # The stream of a job on a GPU, and events that were told. A GPU may wait while an event is made or a stream is found.
         self._stream: Any = None
         self._free: list[Any] = []
 
@@ -312,7 +313,7 @@ class _Work:
     def later(self, chunk: int) -> None:
         """Does what was put off of a microbatch, or what can be done of the exchange before it comes."""
         with self.of.working:
-            self.put_off(*self._at(chunk))
+            self.do_later(*self._at(chunk))
 
     def _run(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         if microbatch == self.of.settings.microbatches:
@@ -351,7 +352,7 @@ class _Work:
     def exchange(self, turn: Turn, chunk: Chunk, out: Out) -> None:
         raise NotImplementedError
 
-    def put_off(self, turn: Turn, microbatch: int) -> None:
+    def do_later(self, turn: Turn, microbatch: int) -> None:
         raise NotImplementedError
 
 
@@ -420,13 +421,15 @@ class Forward(_Work):
             if earlier is None or earlier["order"] > stage.finding["order"]:
                 out["finding"].copy_(_shapes.encoded(stage.finding, _shapes.FINDING))
 
-    def put_off(self, turn: Turn, microbatch: int) -> None:
-        """Other pipelines add to the gradients until the exchange. Nothing here waits for a GPU: results may have to leave behind its work."""
-        stage, microbatches = self.stage, self.of.settings.microbatches
+    def do_later(self, turn: Turn, microbatch: int) -> None:
+        """Makes the squares, unless other pipelines still add to the gradients, and stacks the losses: other ranks wait for them in the
+        exchange. Waits for no GPU, as results may still have to leave behind its work.
+        """
+        stage, count = self.stage, self.of.settings.microbatches
         if turn.trains and self.of.pipelines is None:
             self._squares = stage.squares()
         if turn.computes and self.number == self.of.settings.count - 1:
-            self._losses = torch.stack([stage.losses[microbatch].reshape(()) for microbatch in range(microbatches)]).double()
+            self._losses = torch.stack([stage.losses[number].reshape(()) for number in range(count)]).double()
 
 
 class Backward(_Work):
@@ -455,7 +458,7 @@ class Backward(_Work):
             self.stage.take_tied(chunk)
         self._told = {name: chunk[name].clone() for name in self.of.exchange if turn.mode == "look" or name == "numbers"}
 
-    def put_off(self, turn: Turn, microbatch: int) -> None:
+    def do_later(self, turn: Turn, microbatch: int) -> None:
         """The part of a backward for the weights, and the work of the optimizer behind the exchange."""
         if microbatch < self.of.settings.microbatches:
             if turn.trains:
