@@ -49,7 +49,7 @@ impl Issue<'_> {
         launched.map_err(|e| StageError::new(FaultKind::Device, "launch", with_source(&e)))
     }
 
-    /// Ends the work. This goes behind the payload, which does not wait for the event.
+    /// Records the event that ends the work. Call it behind `send_ahead`: an event in front would delay the payload.
     fn close(&self) -> StageResult<()> {
         self.work.close(self.stream).map_err(device)
     }
@@ -103,7 +103,7 @@ impl GpuStage {
         })
     }
 
-    /// Begins the work on one chunk; `on_slots` issues and closes it between the events of the slots.
+    /// Begins the work on one chunk; `on_slots` issues it between the events of the slots, and closes it.
     fn begin(
         &mut self,
         on_slots: impl FnOnce(Issue<'_>) -> StageResult<()>,
@@ -244,6 +244,7 @@ impl Source<DeviceTx> for GpuSource {
         }
         Ok(match carry {
             Some(Progress::Done(worked)) => Some(worked.work_ns),
+            // The payload left ahead of the end of its work, so the sink may have it before that is seen. The chunk has no time then.
             Some(Progress::UnderWay(Working::Gpu(work))) => {
                 self.stage.timed.forget(work);
                 None
