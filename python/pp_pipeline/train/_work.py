@@ -77,12 +77,7 @@ class Rank:
         # As in a job, 0 is no limit.
         if not self.working.acquire(timeout=within or -1):
             raise TimeoutError(f"rank {self.rank}: a stage still works {within:g} s after its job was lost: see what its module waits for")
-        try:
-            self._begins(meeting)
-        finally:
-            self.working.release()
-
-    def _begins(self, meeting: Meeting) -> None:
+        self.working.release()
         if self._turn is not None and self._left:
             self._random.give_back()
         self.meeting, self._turn = meeting, None
