@@ -248,21 +248,17 @@ class Times:
 
     def _read(self) -> None:
         """Takes in what was measured. Waits for a GPU."""
-        last = None
-        if self._stream is not None and self._measured:
+        measured, self._measured = self._measured, []
+        if measured and self._stream is not None:
             # Behind all others.
             last = self._event()
             last.synchronize()
-        now = time.perf_counter()
-        for stage, op, microbatch, *moments in self._measured:
-            begun, ended = moments if last is None else [now - moment.elapsed_time(last) / 1e3 for moment in moments]
+            now = time.perf_counter()
+            self._free += [last, *(event for *_, begun, ended in measured for event in (begun, ended))]
+            measured = [(*of, *(now - event.elapsed_time(last) / 1e3 for event in (begun, ended))) for *of, begun, ended in measured]
+        for stage, op, microbatch, begun, ended in measured:
             self._seconds.setdefault((stage, op), deque(maxlen=100)).append(ended - begun)
             self._moments[stage, op, microbatch] = begun, ended
-            if last is not None:
-                self._free += moments
-        if last is not None:
-            self._free.append(last)
-        self._measured.clear()
 
     def told(self, number: int, microbatches: int) -> list[float]:
         """What travels of a stage: the median of each kind of its actions, 0 of a kind that it does not have, and their moments in
