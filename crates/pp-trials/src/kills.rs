@@ -167,7 +167,7 @@ pub(crate) fn kills(args: &KillsArgs) -> std::result::Result<(), Error> {
         transport: &transport,
         devices: DeviceName::list(&args.devices),
         over_median_ms: back.median_ms - bare.median_ms,
-        over_worst_ms: back.worst_ms - bare.worst_ms,
+        over_worst_ms: back.worst_ms - bare.median_ms,
         back_in_service: back,
         bare_start: bare,
         free_before,
