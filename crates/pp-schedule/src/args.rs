@@ -102,17 +102,17 @@ pub(crate) struct SizeArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SimulationArgs {
     /// A forward of a stage (F), 0 to 1000000000000 with up to 6 decimals, in any unit of time; for all stages, or a list with
-    /// one for each: 5,5,7.5,6.
-    #[arg(long, value_name = "N[,N...]", default_value = "1", value_parser = times)]
+    /// one for each: 5,5,7.5,6. In place of a number, one for each microbatch: 5:6:5:8.
+    #[arg(long, value_name = "N[:N...][,N...]", default_value = "1", value_parser = times)]
     pub(crate) forward: PerStage,
     /// A backward for the input (I), 0 to 1000000000000 like --forward; B takes as long as I and W.
-    #[arg(long, value_name = "N[,N...]", default_value = "1", value_parser = times)]
+    #[arg(long, value_name = "N[:N...][,N...]", default_value = "1", value_parser = times)]
     pub(crate) input: PerStage,
     /// A backward for the weights (W), 0 to 1000000000000 like --forward.
-    #[arg(long, value_name = "N[,N...]", default_value = "1", value_parser = times)]
+    #[arg(long, value_name = "N[:N...][,N...]", default_value = "1", value_parser = times)]
     pub(crate) weight: PerStage,
     /// From one rank to another, 0 to 1000000000000 like --forward, by the stage that sends; it delays the receiver alone.
-    #[arg(long, value_name = "N[,N...]", default_value = "0", value_parser = times)]
+    #[arg(long, value_name = "N[:N...][,N...]", default_value = "0", value_parser = times)]
     pub(crate) transfer: PerStage,
     /// Slots of each edge, 0 to 1048576. With 0 a send ends only when its receive begins; by default no action waits for a
     /// slot.
@@ -122,30 +122,33 @@ pub(crate) struct SimulationArgs {
 
 /// Parses times, as ticks.
 fn times(list: &str) -> Result<PerStage, String> {
-    numbers(list, 6, "numbers with up to 6 decimals")
+    let of_stage = |list: &str| list.split(':').map(|text| number(text, 6)).collect();
+    let all = list.split(',').map(of_stage).collect::<Option<_>>();
+    all.map(PerStage).ok_or_else(|| {
+        format!("it takes numbers with up to 6 decimals from 0 to {MOST}, such as 5, 5,5,7,6 or 5:6,7:7 for two stages and two microbatches")
+    })
 }
 
 /// Parses a number, as millionths.
 fn one_number(text: &str) -> Result<u64, String> {
-    let number = numbers(text, 6, "a number with up to 6 decimals")?;
-    match number.0[..] {
-        [number] => Ok(number),
-        _ => Err("it takes one number".into()),
-    }
+    let refusal = || format!("it takes a number with up to 6 decimals from 0 to {MOST}, such as 5");
+    number(text, 6).ok_or_else(refusal)
 }
 
-/// Parses a list of numbers, in units of the last of so many decimals.
-fn numbers(list: &str, decimals: usize, what: &str) -> Result<PerStage, String> {
-    let number = |text: &str| {
-        let (whole, part) = text.split_once('.').unwrap_or((text, ""));
-        let number = format!("{whole}{part:0<decimals$}").parse().ok();
-        let fits = |number: &u64| *number <= MOST * 10_u64.pow(decimals as u32);
-        let is_number = !whole.is_empty() && part.len() <= decimals;
-        number.filter(fits).filter(|_| is_number)
-    };
-    let all = list.split(',').map(number).collect::<Option<_>>();
-    let refusal = || format!("it takes {what} from 0 to {MOST}, such as 5 or 5,5,7,6");
+/// Parses whole numbers.
+fn bytes(list: &str) -> Result<PerStage, String> {
+    let of_stage = |text| Some(vec![number(text, 0)?]);
+    let all = list.split(',').map(of_stage).collect::<Option<_>>();
+    let refusal = || format!("it takes whole numbers from 0 to {MOST}, such as 5 or 5,5,7,6");
     all.map(PerStage).ok_or_else(refusal)
+}
+
+/// Parses a number, in units of the last of so many decimals.
+fn number(text: &str, decimals: usize) -> Option<u64> {
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    let number: u64 = format!("{whole}{part:0<decimals$}").parse().ok()?;
+    let fits = number <= MOST * 10_u64.pow(decimals as u32);
+    (fits && !whole.is_empty() && part.len() <= decimals).then_some(number)
 }
 
 /// What activations take.
@@ -153,7 +156,7 @@ fn numbers(list: &str, decimals: usize, what: &str) -> Result<PerStage, String> 
 pub(crate) struct MemoryArgs {
     /// Bytes that a stage keeps of a microbatch from its F to its B or W, 0 to 1000000000000; for all stages, or a list with
     /// one for each. The most that each rank keeps at a time is printed; by default it is not counted.
-    #[arg(long, value_name = "N[,N...]", value_parser = |list: &str| numbers(list, 0, "whole numbers"))]
+    #[arg(long, value_name = "N[,N...]", value_parser = bytes)]
     pub(crate) activation_bytes: Option<PerStage>,
 }
 

@@ -111,9 +111,11 @@ fn simulate(
     }
     let loaded = size.load(subject)?;
     let ranks = loaded.schedule.ranks().len();
-    let costs = args.simulation.costs(ranks, "ranks")?;
+    let microbatches = loaded.schedule.microbatches();
+    let costs = args.simulation.costs(ranks, "ranks", microbatches)?;
     let rank_of = loaded.schedule.stage_to_rank().iter();
-    let transfer = PerStage(rank_of.map(|rank| costs.transfer.of(*rank)).collect());
+    let of_rank = |rank: &u32| costs.transfer.of_stage(*rank).to_vec();
+    let transfer = PerStage(rank_of.map(of_rank).collect());
     let slots = args.simulation.slots;
     let (timeline, estimated) = match model {
         Some(model) => {
@@ -154,7 +156,10 @@ fn share(loaded: &Loaded, of_rank: &PerStage) -> PerStage {
     let rank_of = loaded.schedule.stage_to_rank();
     let mut stages = vec![0; loaded.schedule.ranks().len()];
     rank_of.iter().for_each(|rank| stages[*rank as usize] += 1);
-    let share = |rank: &u32| of_rank.of(*rank) / stages[*rank as usize];
+    let share = |rank: &u32| {
+        let numbers = of_rank.of_stage(*rank).iter();
+        numbers.map(|n| n / stages[*rank as usize]).collect()
+    };
     PerStage(rank_of.iter().map(share).collect())
 }
 
@@ -167,8 +172,8 @@ fn compared(simulated: &Simulated) -> Compared {
         stages: schedule.stages(),
         makespan: Decimal(timeline.makespan),
         idle: most(&timeline.idle),
-        activations: most(&schedule.activations(|stage| part.of(stage))),
-        undone_weights: most(&schedule.undone_weights(|stage| part.of(stage))),
+        activations: most(&schedule.activations(|stage| part.of(stage, 0))),
+        undone_weights: most(&schedule.undone_weights(|stage| part.of(stage, 0))),
         slots_per_edge: timeline.report.slots_per_edge,
         estimated: simulated.estimated.clone(),
     }

@@ -180,6 +180,6 @@ impl Cost for Shared {
     }
 
     fn transfer(&self, message: Message) -> u64 {
-        self.transfer.of(message.from)
+        self.transfer.of(message.from, message.microbatch)
     }
 }

@@ -91,9 +91,20 @@ impl SubjectArgs {
 }
 
 impl SimulationArgs {
-    /// The costs of so many stages or ranks.
-    pub(super) fn costs(&self, count: usize, what: &str) -> Result<Costs, Error> {
-        let of = |flag, list| one_each(flag, list, count, what);
+    /// The costs of so many stages or ranks, and microbatches.
+    pub(super) fn costs(
+        &self,
+        count: usize,
+        what: &str,
+        microbatches: u32,
+    ) -> Result<Costs, Error> {
+        let of = |flag, list: &PerStage| {
+            for of_stage in &list.0 {
+                one_each(flag, of_stage.len(), microbatches as usize, "microbatches")?;
+            }
+            one_each(flag, list.0.len(), count, what)?;
+            Ok::<_, Error>(list.clone())
+        };
         Ok(Costs {
             forward: of("--forward", &self.forward)?,
             input: of("--input", &self.input)?,
@@ -103,10 +114,10 @@ impl SimulationArgs {
     }
 }
 
-/// The numbers of an option: one for all, or one for each of so many.
-fn one_each(flag: &str, list: &PerStage, count: usize, what: &str) -> Result<PerStage, Error> {
-    match list.0.len() {
-        given if given == 1 || given == count => Ok(list.clone()),
+/// An option has one number for all, or one for each of so many.
+fn one_each(flag: &str, given: usize, count: usize, what: &str) -> Result<(), Error> {
+    match given {
+        given if given == 1 || given == count => Ok(()),
         given => Err(Error::Usage(format!(
             "{flag} has {given} numbers, and there are {count} {what}; give one, or one for each"
         ))),
@@ -159,7 +170,12 @@ impl Loaded {
 
     /// What happens when, in ticks. It is checked, too.
     pub(super) fn simulate(&self, args: &SimulationArgs) -> Result<Timeline, Error> {
-        let costs = args.costs(self.schedule.stages() as usize, "stages")?;
+        let schedule = &self.schedule;
+        let costs = args.costs(
+            schedule.stages() as usize,
+            "stages",
+            schedule.microbatches(),
+        )?;
         self.simulate_at(&costs, args.slots)
     }
 
@@ -177,10 +193,13 @@ impl Loaded {
     pub(super) fn memory(&self, args: &MemoryArgs) -> Result<PeakMemory, Error> {
         let stages = self.schedule.stages() as usize;
         let size = args.activation_bytes.as_ref();
-        let size = size.map(|size| one_each("--activation-bytes", size, stages, "stages"));
-        let bytes = |size: PerStage| self.schedule.activations(|stage| size.of(stage));
-        let activation_bytes = size.transpose()?.map(bytes);
-        Ok(PeakMemory { activation_bytes })
+        if let Some(size) = size {
+            one_each("--activation-bytes", size.0.len(), stages, "stages")?;
+        }
+        let bytes = |size: &PerStage| self.schedule.activations(|stage| size.of(stage, 0));
+        Ok(PeakMemory {
+            activation_bytes: size.map(bytes),
+        })
     }
 
     /// A refusal of the schedule.

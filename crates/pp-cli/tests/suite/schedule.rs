@@ -68,6 +68,9 @@ fn what_cannot_be_asked_for_ends_with_2_and_what_cannot_be_read_with_4() {
         check FILE --activation-bytes 1.5 | --activation-bytes 1.5
         plot FILE --input 0.1234567 | --input 0.1234567
         plot FILE --forward 1,2 | 2 numbers; 1 stages
+        simulate 1f1b --ranks 2 --microbatches 4 --weight 1,2:3 | 2 numbers; 4 microbatches
+        compare 1f1b --ranks 2 --microbatches 4 --transfer 2:3 | 2 numbers; 4 microbatches
+        check FILE --activation-bytes 1:2 | --activation-bytes 1:2
         plot PICTURE --output PICTURE | FILE.csv; --output
         plot FILE --output mine.png | --output mine.png; .svg
         check MISSING | missing.csv
@@ -123,6 +126,13 @@ fn numbers_of_a_simulation_have_the_keys_and_the_values_that_are_documented() {
     assert_eq!(
         (&by_stage["makespan"], &by_stage["idle"]),
         (&json!(8.5), &json!([6, 2.5]))
+    );
+    // 0.5 more of the second microbatch.
+    let uneven = "simulate naive --ranks 2 --microbatches 2 --forward 0.25:0.75,0.5 --input 1 --weight 0,1.5:1.5";
+    let uneven = json_of(&uneven.split(' ').collect::<Vec<_>>());
+    assert_eq!(
+        (&uneven["makespan"], &uneven["idle"]),
+        (&json!(9), &json!([6, 3]))
     );
     // Where actions take no time, many begin at one moment.
     let free = ["--forward", "0", "--input", "0", "--weight", "0"];

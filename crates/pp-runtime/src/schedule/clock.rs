@@ -38,26 +38,35 @@ impl<F: Fn(u32, Action) -> u64> Cost for F {
     }
 }
 
-/// A number for each stage. A stage behind the last number has the last one, so a single number is that of all stages.
+/// By stage, a number for each microbatch. A microbatch behind the last number has the last one, and a stage behind the last
+/// has the numbers of that one, so a single number is that of all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PerStage(pub Vec<u64>);
+pub struct PerStage(pub Vec<Vec<u64>>);
 
 impl PerStage {
-    /// The number of a stage; 0 if there are none.
+    /// The number of a microbatch of a stage; 0 if there are none.
     #[must_use]
-    pub fn of(&self, stage: u32) -> u64 {
-        let known = self.0.get(stage as usize).or(self.0.last());
+    pub fn of(&self, stage: u32, microbatch: u32) -> u64 {
+        let of_stage = self.of_stage(stage);
+        let known = of_stage.get(microbatch as usize).or(of_stage.last());
         known.copied().unwrap_or(0)
+    }
+
+    /// The numbers of a stage.
+    #[must_use]
+    pub fn of_stage(&self, stage: u32) -> &[u64] {
+        let known = self.0.get(stage as usize).or(self.0.last());
+        known.map_or(&[], Vec::as_slice)
     }
 }
 
 impl From<u64> for PerStage {
     fn from(number: u64) -> Self {
-        Self(vec![number])
+        Self(vec![vec![number]])
     }
 }
 
-/// Costs that every microbatch has. A `B` takes as long as `I` and `W`. What computes nothing costs nothing.
+/// Costs of stages. A `B` takes as long as `I` and `W`. What computes nothing costs nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Costs {
     /// Of an `F`.
@@ -84,18 +93,18 @@ impl Default for Costs {
 
 impl Cost for Costs {
     fn action(&self, _: u32, action: Action) -> u64 {
-        let [input, weight] = [&self.input, &self.weight].map(|costs| costs.of(action.stage));
+        let of = |costs: &PerStage| costs.of(action.stage, action.microbatch);
         match action.op {
-            Op::Forward => self.forward.of(action.stage),
-            Op::BackwardInput => input,
-            Op::BackwardWeight => weight,
-            Op::Backward => input.saturating_add(weight),
+            Op::Forward => of(&self.forward),
+            Op::BackwardInput => of(&self.input),
+            Op::BackwardWeight => of(&self.weight),
+            Op::Backward => of(&self.input).saturating_add(of(&self.weight)),
             _ => 0,
         }
     }
 
     fn transfer(&self, message: Message) -> u64 {
-        self.transfer.of(message.from)
+        self.transfer.of(message.from, message.microbatch)
     }
 }
 

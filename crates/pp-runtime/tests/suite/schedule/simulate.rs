@@ -154,13 +154,13 @@ fn a_send_that_waits_for_its_receive_holds_its_rank() {
     assert_eq!((timeline.makespan, timeline.idle), (18, vec![9, 9]));
 }
 
-/// Costs of which each stage has its own; those behind the last have the last.
+/// Costs of which each stage has its own, and some microbatches; those behind the last have the last.
 fn by_stage() -> Costs {
     Costs {
-        forward: PerStage(vec![3, 1, 2]),
-        input: PerStage(vec![1, 4]),
-        weight: PerStage(vec![2, 1, 3, 1]),
-        transfer: PerStage(vec![0, 2, 1]),
+        forward: PerStage(vec![vec![3, 4], vec![1], vec![2, 1, 3]]),
+        input: PerStage(vec![vec![1], vec![4, 2]]),
+        weight: PerStage(vec![vec![2], vec![1, 3], vec![3], vec![1]]),
+        transfer: PerStage(vec![vec![0, 1], vec![2], vec![1, 0, 3]]),
     }
 }
 
@@ -197,7 +197,7 @@ fn by_the_clock(schedule: &Schedule, costs: &Costs, slots: Option<u32>) -> Vec<V
                 let transfer = if is_here(input.1) {
                     0
                 } else {
-                    costs.transfer.of(input.1)
+                    costs.transfer.of(input.1, input.2)
                 };
                 ends.get(&input).is_some_and(|end| end + transfer <= now)
             };
