@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -461,6 +462,16 @@ if __name__ == "__main__":
     both = re.findall(r"(\{.*\}) (\S+)", out + error)
     assert len(both) == 2 and both[0] == both[1] and both[0][0] == "{0: 'FIW', 1: 'FIW'}", (out, error)
     assert "timing=True" in out
+
+
+def test_a_stage_of_a_lost_job_does_nothing_in_the_next_one() -> None:
+    rank = SimpleNamespace(meeting="lost", working=threading.Lock(), stage=lambda number, device: None, settings=SimpleNamespace(microbatches=2))
+    work = type("Forward", (_work.Forward,), {"of": rank})(SimpleNamespace(part=0, parts=1, device="cpu"))
+    rank.meeting = "next"
+    chunk = SimpleNamespace(index=0)
+    for call in (lambda: work.run(chunk, None), lambda: work.later(0)):
+        with pytest.raises(RuntimeError, match="the job of this stage was lost"):
+            call()
 
 
 def test_events_of_a_gpu_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,12 @@ class Rank:
         # As in a job, 0 is no limit.
         if not self.working.acquire(timeout=within or -1):
             raise TimeoutError(f"rank {self.rank}: a stage still works {within:g} s after its job was lost: see what its module waits for")
-        self.working.release()
+        try:
+            self._begins(meeting)
+        finally:
+            self.working.release()
+
+    def _begins(self, meeting: Meeting) -> None:
         if self._turn is not None and self._left:
             self._random.give_back()
         self.meeting, self._turn = meeting, None
@@ -285,7 +290,7 @@ class _Work:
     is_forward: bool
 
     def __init__(self, at: At) -> None:
-        self.number = self._number(at)
+        self.number, self._meeting = self._number(at), self.of.meeting
         self.stage = self.of.stage(self.number, at.device)
 
     @classmethod
@@ -293,6 +298,9 @@ class _Work:
         return at.part if cls.is_forward else at.parts - 1 - at.part
 
     def _at(self, chunk: int) -> tuple[Turn, int]:
+        if self._meeting is not self.of.meeting:
+            # A driver that was left behind may come to the second stage of a pair.
+            raise RuntimeError("the job of this stage was lost, and another one has begun")
         number, microbatch = divmod(chunk, self.of.settings.microbatches + 1)
         return self.of.turn(number), microbatch
 
