@@ -666,13 +666,13 @@ for way in p2p mps; do
         figure "$field of the start of a bare rank$with" $way-kills '"bare_start":' "$field"
     done
     figure "ms that the former takes longer, median" $way-kills '' over_median_ms max 100
-    figure "  worst" $way-kills '' over_worst_ms max 150
+    figure "  worst, over the same" $way-kills '' over_worst_ms max 150
 done
 figure "wrong words of messages between a CPU and a GPU" cpu-words '' wrong_words max 0
 figure "ms that a rank killed beside a CPU is away longer than a bare start, median" cpu-kills-small '' over_median_ms max 120
-figure "  worst" cpu-kills-small '' over_worst_ms max 120
+figure "  worst, over the same" cpu-kills-small '' over_worst_ms max 120
 figure "the same with eight slots of 22,118,400 bytes, median" cpu-kills-large '' over_median_ms max 120
-figure "  worst" cpu-kills-large '' over_worst_ms max 200
+figure "  worst, over the same" cpu-kills-large '' over_worst_ms max 200
 ratio "frames a second with every tensor's digest over without" fault-verify-1 '' frames_per_second fault-verify-off '' frames_per_second
 
 join() { local IFS=,; echo "$*"; }

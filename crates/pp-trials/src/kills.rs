@@ -3,7 +3,8 @@
 //! A job denoises a film of small frames while its rank of `phase_b` is killed again and again, each time only when the
 //! output goes on. With `--large` the frames are large, and the rank is killed every 600 ms. The output must be that of an
 //! undisturbed job. Before and after it a process of this program does what a rank must do in any case (`start`): it opens
-//! the driver and a context, and loads the kernels. What a restart takes longer than that is ours. Between the kills the memory of the GPUs must stay what it is, and rank 0 must not grow.
+//! the driver and a context, and loads the kernels. What a restart takes longer than the median of these is ours. Between the kills the memory of the GPUs must stay what it
+//! is, and rank 0 must not grow.
 
 mod start;
 
@@ -122,6 +123,7 @@ struct KillsReport<'a> {
     /// From the start of the process to kernels that can be called.
     bare_start: Times,
     over_median_ms: f64,
+    /// The longest restart less the median bare start.
     over_worst_ms: f64,
     /// Bytes of each GPU: free before the job, taken between the tenth kill and the last one, and free after the job.
     free_before: Vec<u64>,
@@ -197,7 +199,7 @@ impl fmt::Display for KillsReport<'_> {
         let (median, worst) = (self.over_median_ms, self.over_worst_ms);
         write!(
             f,
-            "over that:       {median:.1} ms median, {worst:.1} worst"
+            "over its median: {median:.1} ms median, {worst:.1} worst"
         )?;
         for (gpu, grown) in self.grown.iter().enumerate() {
             let (before, after) = (self.free_before[gpu], self.free_after[gpu]);

@@ -210,7 +210,7 @@ esac"#,
         "bin/pp-trials",
         r#"case $1 in
 words) echo '{"wrong_messages":0,"wrong_words":0}' ;;
-kills) echo '{"back_in_service":{"median_ms":500.5,"worst_ms":700.5},"bare_start":{"median_ms":450.5,"worst_ms":500.5},"over_median_ms":50.5,"over_worst_ms":200.5}' ;;
+kills) echo '{"back_in_service":{"median_ms":500.5,"worst_ms":700.5},"bare_start":{"median_ms":450.5,"worst_ms":500.5},"over_median_ms":50.0,"over_worst_ms":250.0}' ;;
 esac"#,
     );
     bundle.program(
@@ -255,9 +255,9 @@ chmod +x "$2""#,
         ("worst_ms of the start of a bare rank", (500.5, None)),
         (
             "ms that the former takes longer, median",
-            (50.5, Some(true)),
+            (50.0, Some(true)),
         ),
-        ("  worst", (200.5, Some(false))),
+        ("  worst, over the same", (250.0, Some(false))),
     ] {
         assert_eq!(figure(name), expected, "{name}");
     }
