@@ -111,7 +111,8 @@ pub(crate) struct SimulationArgs {
     /// A backward for the weights (W), 0 to 1000000000000 like --forward.
     #[arg(long, value_name = "N[:N...][,N...]", default_value = "1", value_parser = times)]
     pub(crate) weight: PerStage,
-    /// From one rank to another, 0 to 1000000000000 like --forward, by the stage that sends; it delays the receiver alone.
+    /// From one rank to another, 0 to 1000000000000 like --forward, by the stage that sends, in compare by its rank; it delays
+    /// the receiver alone.
     #[arg(long, value_name = "N[:N...][,N...]", default_value = "0", value_parser = times)]
     pub(crate) transfer: PerStage,
     /// Slots of each edge, 0 to 1048576. With 0 a send ends only when its receive begins; by default no action waits for a
@@ -125,7 +126,9 @@ fn times(list: &str) -> Result<PerStage, String> {
     let of_stage = |list: &str| list.split(':').map(|text| number(text, 6)).collect();
     let all = list.split(',').map(of_stage).collect::<Option<_>>();
     all.map(PerStage).ok_or_else(|| {
-        format!("it takes numbers with up to 6 decimals from 0 to {MOST}, such as 5, 5,5,7,6 or 5:6,7:7 for two stages and two microbatches")
+        let examples =
+            "5, or 5,5,7,6 for four stages, or 5:6,7:7 for two stages of two microbatches each";
+        format!("it takes numbers with up to 6 decimals from 0 to {MOST}, such as {examples}")
     })
 }
 

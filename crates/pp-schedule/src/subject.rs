@@ -99,10 +99,11 @@ impl SimulationArgs {
         microbatches: u32,
     ) -> Result<Costs, Error> {
         let of = |flag, list: &PerStage| {
-            for of_stage in &list.0 {
-                one_each(flag, of_stage.len(), microbatches as usize, "microbatches")?;
-            }
             one_each(flag, list.0.len(), count, what)?;
+            for of_stage in &list.0 {
+                let flag = format!("a part of {flag} with \":\"");
+                one_each(&flag, of_stage.len(), microbatches as usize, "microbatches")?;
+            }
             Ok::<_, Error>(list.clone())
         };
         Ok(Costs {
