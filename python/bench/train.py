@@ -200,7 +200,7 @@ def gpus(args: argparse.Namespace) -> None:
     for milliseconds, layers in all_layers.items():
         print(
             f"{milliseconds} ms, {layers} layers: ms of a step; over its actions (must be), over its simulation (must be "
-            f"{1.01 if milliseconds == 5 else 1.02}; for even microbatches), by the clock over its actions; PyTorch over these actions",
+            f"{1.01 if milliseconds == 5 else 1.02}; in brackets with the mean of each stage), by the clock over its actions; PyTorch over these actions",
             flush=True,
         )  # fmt: skip
         for kind, must in GPUS_MUST.items():
