@@ -474,6 +474,21 @@ def test_a_stage_of_a_lost_job_does_nothing_in_the_next_one() -> None:
             call()
 
 
+def test_a_job_that_takes_no_batch_any_more_says_why_when_it_has_ended() -> None:
+    def refuse(*given: Any) -> bool:
+        raise RuntimeError("the job takes no more chunks")
+
+    def finish() -> None:
+        raise ValueError("why")
+
+    # It takes nothing any more, and it is not known yet why.
+    run = SimpleNamespace(is_over=lambda seconds: False, finish=finish)
+    loop = SimpleNamespace(_stream=SimpleNamespace(push=refuse, is_closed=True), _run=run, _pipelines=None)
+    loop._goes_on = lambda *given: train.Trainer._goes_on(loop, *given)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="why"):
+        train.Trainer._push(loop, None)  # type: ignore[arg-type]
+
+
 def test_events_of_a_gpu_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     now = iter(range(1000))

@@ -409,15 +409,15 @@ class Trainer:
             while not self._stream.push(item, None, False, 0.2):
                 self._goes_on()
         except RuntimeError:
-            self._goes_on()
+            self._goes_on(self._stream.is_closed)
             raise
 
-    def _goes_on(self) -> None:
-        """Raises what has ended the job, if it has ended."""
+    def _goes_on(self, is_closed: bool = False) -> None:
+        """Raises what has ended the job, if it has ended. Waits for its end where the job takes nothing any more."""
         assert self._run is not None
         if self._pipelines is not None:
             self._pipelines.check()
-        if self._run.is_over(0.0):
+        if self._run.is_over(0.0) or is_closed:
             self._is_closed = True
             self._run.finish()
             raise RuntimeError(
