@@ -3,8 +3,8 @@
 //! A job denoises a film of small frames while its rank of `phase_b` is killed again and again, each time only when the
 //! output goes on. With `--large` the frames are large, and the rank is killed every 600 ms. The output must be that of an
 //! undisturbed job. Before and after it a process of this program does what a rank must do in any case (`start`): it opens
-//! the driver and a context, and loads the kernels. What a restart takes longer than the median of these is ours. Between the kills the memory of the GPUs must stay what it
-//! is, and rank 0 must not grow.
+//! the driver and a context, and loads the kernels. What a restart takes longer than the median of these is ours. Between
+//! the kills the memory of the GPUs must stay what it is, and rank 0 must not grow.
 
 mod start;
 
