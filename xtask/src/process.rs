@@ -64,6 +64,10 @@ pub(crate) fn command(program: impl AsRef<std::ffi::OsStr>) -> Command {
 pub(crate) fn cargo(args: &str) -> Command {
     let mut cargo = command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(args.split_whitespace());
+    if args.contains("--release") {
+        // An incremental build cuts crates into small units, and what it makes is slower.
+        cargo.env("CARGO_INCREMENTAL", "0");
+    }
     cargo
 }
 
@@ -191,6 +195,16 @@ mod tests {
         };
         assert_eq!(place("/somewhere/else"), Path::new("/somewhere/else"));
         assert_eq!(place("near"), root().join("near"));
+    }
+
+    #[test]
+    fn a_release_is_not_built_incrementally() {
+        let set = |args| {
+            let off = ("CARGO_INCREMENTAL".as_ref(), Some("0".as_ref()));
+            cargo(args).get_envs().any(|variable| variable == off)
+        };
+        assert!(set("build --release --package pp-cli"));
+        assert!(!set("build --package pp-cli"));
     }
 
     #[test]

@@ -225,7 +225,7 @@ pub(crate) fn wheel(args: &[String]) -> Result<()> {
     let maturin = python.with_file_name("maturin");
     let mut build: Command = command(maturin);
     build.args("build --release --strip --manifest-path python/Cargo.toml --out".split(' '));
-    build.arg(&out);
+    build.arg(&out).env("CARGO_INCREMENTAL", "0");
     if let Some(target) = env::var_os("CARGO_TARGET_DIR") {
         build.env("CARGO_TARGET_DIR", target);
     }
