@@ -100,8 +100,8 @@ impl SimulationArgs {
     ) -> Result<Costs, Error> {
         let of = |flag, list: &PerStage| {
             one_each(flag, list.0.len(), count, what)?;
-            for of_stage in &list.0 {
-                let flag = format!("a part of {flag} with \":\"");
+            for (place, of_stage) in (1..).zip(&list.0) {
+                let flag = format!("{flag}, at place {place} of its list,");
                 one_each(&flag, of_stage.len(), microbatches as usize, "microbatches")?;
             }
             Ok::<_, Error>(list.clone())

@@ -68,7 +68,7 @@ fn what_cannot_be_asked_for_ends_with_2_and_what_cannot_be_read_with_4() {
         check FILE --activation-bytes 1.5 | --activation-bytes 1.5
         plot FILE --input 0.1234567 | --input 0.1234567
         plot FILE --forward 1,2 | 2 numbers; 1 stages
-        simulate 1f1b --ranks 2 --microbatches 4 --weight 1,2:3 | a part of --weight; 2 numbers; 4 microbatches
+        simulate 1f1b --ranks 2 --microbatches 4 --weight 1,2:3 | --weight, at place 2; 2 numbers; 4 microbatches
         compare 1f1b --ranks 2 --microbatches 4 --transfer 2:3 | 2 numbers; 4 microbatches
         check FILE --activation-bytes 1:2 | --activation-bytes 1:2
         plot PICTURE --output PICTURE | FILE.csv; --output
