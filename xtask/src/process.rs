@@ -65,7 +65,7 @@ pub(crate) fn cargo(args: &str) -> Command {
     let mut cargo = command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(args.split_whitespace());
     if args.contains("--release") {
-        // An incremental build cuts crates into small units, and what it makes is slower.
+        // An incremental build has many small codegen units, and what it makes is slower.
         cargo.env("CARGO_INCREMENTAL", "0");
     }
     cargo
