@@ -12,11 +12,11 @@
 # that is mounted with huge=always lets several threads write at once, where small pages let the kernel fill 4 to 5 GB/s.
 #
 # Every step has a limit, and a step that fails does not stop the next. The end is 1 if a required step failed or could
-# not run, or one of the faults at the end failed, 2 for a wrong use, else 0. A figure that misses its mark is marked and
-# fails nothing. A step that the budget ends, or that has not begun by then, is "no time", and fails only if it is required. So
-# run what comes last by itself: the faults with --only '^fault-shutdown' and '^fault-[^s]'; edges over the copy engine with
-# --only '^p2p-(limit|link|overlap|film)' and '^p2p-kills'; payloads between a CPU and a GPU with --only '^(cpu-|p2p-limit)'; two
-# ranks on one GPU under MPS with --only '^mps-'.
+# not run, or one of the faults at the end failed, 2 for a wrong use, 130 or 143 after SIGINT or SIGTERM, which end the step
+# that runs, else 0. A figure that misses its mark is marked and fails nothing. A step that the budget ends, or that has not begun
+# by then, is "no time", and fails only if it is required. So run what comes last by itself: the faults with --only
+# '^fault-shutdown' and '^fault-[^s]'; edges over the copy engine with --only '^p2p-(limit|link|overlap|film)' and '^p2p-kills';
+# payloads between a CPU and a GPU with --only '^(cpu-|p2p-limit)'; two ranks on one GPU under MPS with --only '^mps-'.
 set -u -o pipefail
 
 usage() { sed -n '2,/^set/{s/^# \{0,1\}//;/^set/d;p}' "$0"; }
@@ -35,7 +35,8 @@ while (($#)); do
         *) fail "no option $1; --help says which there are" ;;
     esac
 done
-[[ $budget =~ ^[0-9]+$ && $runs =~ ^[1-9]$ ]] || fail "--budget wants seconds, --runs a number from 1 to 9"
+[[ $budget =~ ^(0|[1-9][0-9]{0,5})$ && $runs =~ ^[1-9]$ ]] || fail "--budget wants seconds, up to 999999, and --runs a number from 1 to 9"
+[[ '' =~ $only ]] || (($? < 2)) || fail "--only $only is no regular expression"
 work=$(mktemp -d) || fail "no place for temporary files"
 films=$(mktemp -d -p "$memory") || fail "--memory names a directory to write to, such as /dev/shm"
 under=() # what a step is run by, while there is an MPS of our own
@@ -44,14 +45,22 @@ end_mps() {
     timeout 30 "${under[@]}" "$mps" <<<quit || kill "$(<"$work/mps/nvidia-cuda-mps-control.pid")"
     under=()
 } &>/dev/null
-trap 'end_mps; rm -rf "$work" "$films"' EXIT
+trap 'end_mps; rm -rf "$work" "$films" "$out.part"' EXIT
+# An interrupt ends the step that runs, and what was done until then is written.
+stopped= child=
+stop() {
+    stopped=$1
+    [[ ! $child ]] || kill "$child"
+} 2>/dev/null
+trap 'stop 130' INT
+trap 'stop 143' TERM
 pp=$here/bin/pp
 trials=$here/bin/pp-trials
 clip=$here/clip/cup.y4m
 more=
 [[ -z ${PEERS:-} ]] || more=$(cd "$PEERS" && pwd) || fail "PEERS names no directory"
 # Nine minutes of work are not to end with this.
-[[ $list ]] || { : >>"$out"; } 2>/dev/null || fail "cannot write $out"
+[[ $list ]] || { [[ ! -d $out ]] && : >"$out.part"; } 2>/dev/null || fail "cannot write $out; it must be a file in a directory that exists"
 
 # --- what is here ---------------------------------------------------------------------------------------------------
 
@@ -124,7 +133,7 @@ record() { # NAME NEED STATUS SECONDS CODE [DIRECTORY]
     printf '%-34s %-9s %6.1f s\n' "$name" "$status" "$seconds"
 }
 
-wanted() { [[ $1 =~ $only ]]; }
+wanted() { [[ ! $stopped && $1 =~ $only ]]; }
 
 skip() { # NAME NEED WHY
     wanted "$1" || return 0
@@ -153,15 +162,19 @@ step() {
     local at=$work/$((++count))
     mkdir "$at"
     began=${EPOCHREALTIME/[.,]/}
-    # Kills the whole group of processes, the ranks of a job among them.
-    (cd "$at" && exec timeout --kill-after=5 "$limit" "${under[@]}" "$@" >stdout 2>stderr </dev/null)
-    code=$?
+    # Kills the whole group of processes, the ranks of a job among them, and gives the command the SIGINT that bash takes from
+    # what runs in the background.
+    (cd "$at" && exec timeout --kill-after=5 "$limit" "${under[@]}" "$@" >stdout 2>stderr </dev/null) &
+    child=$!
+    while wait "$child"; code=$?; kill -0 "$child" 2>/dev/null; do :; done
+    child=
     ended=${EPOCHREALTIME/[.,]/}
     case $code in
         0) status=passed ;;
         124 | 137) status=$late ;;
         *) status=failed ;;
     esac
+    [[ ! $stopped ]] || status=interrupted
     local micros=$((ended - began))
     record "$name" "$need" "$status" "$((micros / 1000000)).$(printf '%03d' $((micros / 1000 % 1000)))" "$code" "$at"
     [[ $status == passed ]]
@@ -180,7 +193,7 @@ gpu_step() { # GPUS NAME NEED SECONDS COMMAND...
         # A machine with one GPU is checked for what it can do.
         local weight=$2
         ((gpus)) && weight=optional
-        skip "$1" "$weight" "needs $need GPUs, here are $gpus"
+        skip "$1" "$weight" "too few GPUs: $gpus of $need"
         return 1
     fi
     step "$@"
@@ -303,7 +316,7 @@ job() {
     fi
     local run any=(--kernels ptx --cuts off --frames-per-chunk 8 --report report.json --input)
     local film=("${nccl[@]}" "${any[@]}" "$films/in.y4m")
-    step video-720p optional 90 "$pp" bench video --input "$films/in.y4m" --output "$films/out.y4m" --frames-per-chunk 8 --json
+    gpu_step 1 video-720p optional 90 "$pp" bench video --input "$films/in.y4m" --output "$films/out.y4m" --frames-per-chunk 8 --json
     for ((run = 1; run <= runs; run++)); do
         gpu_step 2 "720p-unwritten-$run" optional 60 "$pp" run "${film[@]}"
         gpu_step 2 "720p-written-$run" optional 60 "$pp" run "${film[@]}" --output "$films/out.y4m"
@@ -552,6 +565,7 @@ p2p_edges
 torch_peer 1 peer-attention 200 "$here/peers/attention.py" --frames 4
 [[ ! $more ]] || more_peers
 [[ $list ]] && exit 0
+[[ $stopped ]] || ((${#steps[@]})) || fail "--only $only names no step; --list shows their names"
 
 # --- what came of it ------------------------------------------------------------------------------------------------
 
@@ -690,7 +704,7 @@ about=null
     comma=
     for entry in "${steps[@]}"; do printf '%s%s' "$comma" "$entry"; comma=$',\n'; done
     printf '\n]}\n'
-} >"$out" || fail "cannot write $out"
+} >"$out.part" && mv "$out.part" "$out" || fail "cannot write $out"
 if [[ $python ]] && ! "$python" -c 'import json, sys; json.load(open(sys.argv[1]))' "$out"; then
     echo "gpu-check: $out is no valid JSON" >&2
     lost+=(json)
@@ -699,6 +713,7 @@ fi
 echo
 if ((${#rows[@]})); then printf '%s\n' "${rows[@]}"; fi
 echo "$SECONDS s; ${#steps[@]} steps; written to $out"
+[[ ! $stopped ]] || exit "$stopped"
 if ((${#lost[@]})); then
     printf 'failed: %s\n' "$(join "${lost[@]}")"
     exit 1

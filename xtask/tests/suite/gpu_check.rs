@@ -4,7 +4,7 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
@@ -59,12 +59,19 @@ impl Bundle {
     }
 
     fn run_with(&self, args: &[&str], peers: Option<&Path>) -> (Output, Value) {
+        let output = self.start(args, peers).wait_with_output().unwrap();
         let report = self.0.join("report.json");
+        let report = fs::read_to_string(report).unwrap_or_else(|_| "null".to_owned());
+        let report = serde_json::from_str(&report).unwrap_or_else(|e| panic!("{e}: {report}"));
+        (output, report)
+    }
+
+    fn start(&self, args: &[&str], peers: Option<&Path>) -> Child {
         let path = format!("{}:/usr/bin:/bin", self.0.join("path").display());
         let mut check = Command::new(self.0.join("gpu-check.sh"));
         check
             .arg("--out")
-            .arg(&report)
+            .arg(self.0.join("report.json"))
             .args(args)
             .env("PATH", path)
             .env_remove("PEERS")
@@ -73,14 +80,8 @@ impl Bundle {
             .envs(peers.map(|place| ("PEERS", place)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let started = {
-            let _alone = alone();
-            check.spawn().unwrap()
-        };
-        let output = started.wait_with_output().unwrap();
-        let report = fs::read_to_string(&report).unwrap_or_else(|_| "null".to_owned());
-        let report = serde_json::from_str(&report).unwrap_or_else(|e| panic!("{e}: {report}"));
-        (output, report)
+        let _alone = alone();
+        check.spawn().unwrap()
     }
 }
 
@@ -349,6 +350,48 @@ fn a_step_that_hangs_is_ended_with_its_children() {
 }
 
 #[test]
+fn an_interrupt_ends_the_step_and_what_was_done_is_written() {
+    let bundle = Bundle::new("interrupt");
+    let begun = bundle.0.join("begun");
+    // Programs that a step runs must get their own SIGINT: bit 1 is set where it is ignored.
+    bundle.program(
+        "tests/gpu_oracle",
+        r#"echo "{\"ignored\":$((0x$(sed -n 's/SigIgn:\t//p' /proc/self/status) & 2))}""#,
+    );
+    let hang = format!(
+        "echo $$ >{0}.part; mv {0}.part {0}; sleep 600",
+        begun.display()
+    );
+    bundle.program("tests/conformance", &hang);
+    let mut script = bundle.start(&["--only", "^(kernels-oracle|conformance|job)$"], None);
+    let own = loop {
+        if let Ok(own) = fs::read_to_string(&begun) {
+            break own;
+        }
+        assert!(script.try_wait().unwrap().is_none(), "no step has begun");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
+    let id = script.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &id])
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_eq!(script.wait().unwrap().code(), Some(130));
+    assert!(
+        !Path::new("/proc").join(own.trim()).exists(),
+        "the step runs on"
+    );
+    let report = fs::read_to_string(bundle.0.join("report.json")).unwrap();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(step(&report, "kernels-oracle")["results"][0]["ignored"], 0);
+    assert_eq!(step(&report, "conformance")["status"], "interrupted");
+    assert_eq!(report["steps"].as_array().unwrap().len(), 2);
+}
+
+#[test]
 fn a_required_step_that_cannot_run_fails_the_whole() {
     let bundle = Bundle::new("none");
     bundle.program("path/nvidia-smi", "exit 9");
@@ -357,7 +400,7 @@ fn a_required_step_that_cannot_run_fails_the_whole() {
     let failed = serde_json::json!(["device", "doctor", "race", "job"]);
     assert_eq!(report["failed"], failed);
     assert_eq!(step(&report, "job")["status"], "skipped");
-    assert_eq!(step(&report, "job")["text"], "needs 2 GPUs, here are 0");
+    assert_eq!(step(&report, "job")["text"], "too few GPUs: 0 of 2");
     assert_eq!(step(&report, "link-1")["status"], "skipped");
     assert_eq!(step(&report, "link-1")["required"], false);
 }
@@ -372,7 +415,7 @@ fn on_one_gpu_two_ranks_share_it_and_what_needs_two_is_skipped_by_name() {
     assert_eq!(output.status.code(), Some(0), "{report}");
     let race = step(&report, "race");
     assert_eq!(race["status"], "skipped");
-    assert_eq!(race["text"], "needs 2 GPUs, here are 1");
+    assert_eq!(race["text"], "too few GPUs: 1 of 2");
     let words = step(&report, "p2p-words")["text"].as_str().unwrap();
     assert!(words.contains("words --transport p2p --devices cuda:0,cuda:0"));
     assert_eq!(step(&report, "p2p-placements")["status"], "passed");
@@ -531,8 +574,15 @@ fn a_report_that_cannot_be_written_is_known_before_the_first_step() {
 #[test]
 fn wrong_use_is_said_and_the_steps_can_be_listed() {
     let bundle = Bundle::new("use");
-    let (output, report) = bundle.run(&["--only"]);
-    assert_eq!((output.status.code(), report), (Some(2), Value::Null));
+    for args in [
+        &["--only"][..],
+        &["--only", "("],
+        &["--only", "^nothing$"],
+        &["--budget", "08"],
+    ] {
+        let (output, _) = bundle.run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+    }
     let (output, report) = bundle.run(&["--list"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
