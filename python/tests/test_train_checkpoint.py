@@ -171,11 +171,13 @@ def test_a_rank_is_started_again_to_the_same_bits(film: Film, without: Without, 
     assert lost[-1]["rank"] == int(deaths.split()[-1][0]), lost
 
 
-def test_a_job_begins_again_behind_the_stage_that_its_driver_was_in(film: Film, without: Without) -> None:
-    # Rank 0 is in a forward until it begins again, and a little longer.
+@pytest.mark.parametrize("where", ["made", "forward"])
+def test_a_job_begins_again_behind_the_stage_that_its_driver_was_in(film: Film, without: Without, where: str) -> None:
+    # Rank 0 makes its stage, or is in a forward, until it begins again, and longer: if it can, until its stage works again.
     body = """
 import threading
-came, again = [], threading.Event()
+from pp_pipeline.train import _settings
+came, again, anew = [], threading.Event(), threading.Event()
 
 def begins(self, *given, known=_work.Rank.begins):
     came.append(self)
@@ -183,17 +185,35 @@ def begins(self, *given, known=_work.Rank.begins):
         again.set()
     known(self, *given)
 
-def forward(self, at, *given, known=_stage.ModelStage.forward):
-    if RANK == 0 and at == (3, 1) and len(came) == 1:
+def left_behind(where):
+    if RANK == 0 and len(came) == 1 and where == E("WHERE"):
+        (HERE / "in").touch()
         assert again.wait(60)
-        time.sleep(0.3)
+        anew.wait(8 if where == "made" else 0.3)
         (HERE / "back").touch()
+
+def made(self, *given, known=_settings.Settings.made):
+    left_behind("made")
+    return known(self, *given)
+
+def forward(self, at, *given, known=_stage.ModelStage.forward):
+    if at == (3, 1):
+        left_behind("forward")
+    if len(came) > 1:
+        anew.set()
     return known(self, at, *given)
 
-_work.Rank.begins, _stage.ModelStage.forward = begins, forward
+def dies_once():
+    while not (HERE / "in").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+_work.Rank.begins, _settings.Settings.made, _stage.ModelStage.forward = begins, made, forward
+if RANK == 1 and once("died"):
+    threading.Thread(target=dies_once, daemon=True).start()
 """
     keeps = KEEPS.replace("timing=True", "timing=True, stuck_after=0")
-    code, _, error = film.run(PROGRAM + PAIRED + body + keeps, DEATHS="1:forward:3:kill", LIVES="1")
+    code, _, error = film.run(PROGRAM + PAIRED + body + keeps, WHERE=where, LIVES="1")
     assert code == 0, error
     assert (film.path.parent / "back").exists() and error.count("are played again") == 1, error
     assert ends(film.path.parent) == without(), error

@@ -64,7 +64,7 @@ class Rank:
         self._count, self._left = settings.schedule.rank_of.count(rank), 0
         self._random = Randomness(torch.device("cpu"))
         self._verdict: Verdict | None = None
-        # Held by the driver while it is in a stage.
+        # Held by the driver while it makes a stage, or is in one.
         self.working = threading.Lock()
         self.times: Times | None = Times() if timing else None
         self.exchange = _shapes.exchange_specs(settings.count, settings.microbatches, timing)
@@ -290,8 +290,9 @@ class _Work:
     is_forward: bool
 
     def __init__(self, at: At) -> None:
-        self.number, self._meeting = self._number(at), self.of.meeting
-        self.stage = self.of.stage(self.number, at.device)
+        with self.of.working:
+            self.number, self._meeting = self._number(at), self.of.meeting
+            self.stage = self.of.stage(self.number, at.device)
 
     @classmethod
     def _number(cls, at: At) -> int:
@@ -366,7 +367,8 @@ class Forward(_Work):
     @classmethod
     def outputs(cls, inputs: Specs, at: At) -> Specs:
         """The tensors that go on."""
-        return cls.of.forward_specs(cls._number(at), inputs)
+        with cls.of.working:
+            return cls.of.forward_specs(cls._number(at), inputs)
 
     def work(self, turn: Turn, microbatch: int, chunk: Chunk, out: Out) -> None:
         device, is_last, trains = self.stage.device, self.number == self.of.settings.count - 1, turn.trains
