@@ -26,6 +26,11 @@ impl Stages {
             let stages = (0..ms.len()).map(|at| format!("s{at}@{at}"));
             stages.collect::<Vec<_>>().join(" -> ")
         };
+        if let [only] = ms[..] {
+            return Err(Error::Usage(format!(
+                "--stages {only}: a pipeline has a source and a sink; give two lengths or more"
+            )));
+        }
         let text = match (&args.pipeline, &args.stages) {
             (Some(text), _) => text.clone(),
             (None, Some(_)) => chain(),

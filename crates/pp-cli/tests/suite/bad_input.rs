@@ -364,6 +364,8 @@ fn pipelines_that_cannot_be_run_are_refused_before_a_rank_starts() {
         assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
         ended.failed(2, &[words]);
     }
+    let only = pp_testing::words("bench overlap --stages 5");
+    run(&mut pp(&only), None).failed(2, &["--stages 5: ", "give two lengths or more"]);
     // A launcher of two ranks.
     for [pipeline, words] in rows(
         "
