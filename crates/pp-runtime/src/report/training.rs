@@ -300,17 +300,17 @@ mod tests {
     fn a_training_without_times_says_so() {
         let mut training = training();
         // Neither are these times.
-        for seconds in [&[][..], &[0.0; 23], &[f64::NAN; 24]] {
+        for seconds in [&[][..], &[1.0; 23], &[f64::NAN; 24], &[0.0; 24]] {
             training.step(0.25, seconds);
         }
         let m = training.measures();
         assert_eq!(
             (m.steps, m.step_ms, m.stages[0].forward_ms),
-            (3, None, None)
+            (4, None, None)
         );
         assert_eq!(
             m.to_string(),
-            "1f1b, 3 steps, loss 0.250000, the times of actions were not measured"
+            "1f1b, 4 steps, loss 0.250000, the times of actions were not measured"
         );
     }
 }

@@ -35,13 +35,14 @@ pub struct Cause {
 impl MeasuredStep {
     /// Takes the start and the end of F, of I or B, and of W in seconds, for each microbatch of each stage; of a W that there is
     /// not, any number. Ranks whose clocks differ are moved so far that no action begins before the end of what it needs.
-    /// `None` if there are not as many numbers, or one is no time.
+    /// `None` if there are not as many numbers, one is no time, or all are 0: then nothing was measured.
     #[must_use]
     pub fn new(schedule: &Schedule, seconds: &[f64]) -> Option<Self> {
         let microbatches = schedule.microbatches;
         let all = schedule.rank_of.len() * microbatches as usize;
         let is_time = |second: &f64| (0.0..1e9).contains(second);
-        if seconds.len() != NUMBERS * all || !seconds.iter().all(is_time) {
+        let is_measured = seconds.iter().any(|second| *second > 0.0);
+        if seconds.len() != NUMBERS * all || !seconds.iter().all(is_time) || !is_measured {
             return None;
         }
         let ns = |second: f64| (second * 1e9) as i64;
