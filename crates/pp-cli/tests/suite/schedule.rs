@@ -284,12 +284,20 @@ fn the_picture_has_a_bar_for_each_computation() {
 fn schedules_are_compared_with_the_same_work_for_each_rank() {
     let json_of = |line: &str| json_of(&line.split(' ').collect::<Vec<_>>());
     let compared = json_of(
-        "compare interleaved zbv --ranks 2 --microbatches 4 --forward 4,8 --input 6 --weight 2 --transfer 1,3 --slots 2",
+        "compare interleaved zbv --ranks 2 --microbatches 4 --forward 4:2:6:4,8 --input 6 --weight 2 --transfer 1,0:3:3:9 --slots 2",
     );
     let halves = "--ranks 2 --stages-per-rank 2 --microbatches 4 --input 3 --weight 1 --slots 2";
     for (at, name, costs) in [
-        (0, "interleaved", "--forward 2,4,2,4 --transfer 1,3,1,3"),
-        (1, "zbv", "--forward 2,4,4,2 --transfer 1,3,3,1"),
+        (
+            0,
+            "interleaved",
+            "--forward 2:1:3:2,4,2:1:3:2,4 --transfer 1,0:3:3:9,1,0:3:3:9",
+        ),
+        (
+            1,
+            "zbv",
+            "--forward 2:1:3:2,4,4,2:1:3:2 --transfer 1,0:3:3:9,0:3:3:9,1",
+        ),
     ] {
         let alone = json_of(&format!("simulate {name} {halves} {costs}"));
         let beside = &compared["schedules"][at];
