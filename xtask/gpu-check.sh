@@ -166,6 +166,8 @@ step() {
     # what runs in the background.
     (cd "$at" && exec timeout --kill-after=5 "$limit" "${under[@]}" "$@" >stdout 2>stderr </dev/null) &
     child=$!
+    # The interrupt may have come before there was a child to end.
+    [[ ! $stopped ]] || stop "$stopped"
     while wait "$child"; code=$?; kill -0 "$child" 2>/dev/null; do :; done
     child=
     ended=${EPOCHREALTIME/[.,]/}
