@@ -42,6 +42,19 @@ pub fn note_exit() {
     }
 }
 
+/// This process ends with its job: [`main`](crate::main) runs it.
+static ENDS_WITH_JOB: AtomicBool = AtomicBool::new(false);
+
+/// From now on this process ends with the job that it runs.
+pub(crate) fn end_with_job() {
+    ENDS_WITH_JOB.store(true, Ordering::Relaxed);
+}
+
+/// Says whether this process ends with the job that it runs.
+pub(crate) fn ends_with_job() -> bool {
+    ENDS_WITH_JOB.load(Ordering::Relaxed)
+}
+
 /// Ends this process, from the thread that did its work.
 pub(crate) fn leave(code: u8) -> ! {
     IS_LEAVING.store(true, Ordering::Relaxed);

@@ -12,14 +12,15 @@ use pp_transport::launch::{Launch, Launcher};
 
 use crate::config::Config;
 use crate::context::Context;
-use crate::end::{end_now, leave, say};
+use crate::end::{end_now, end_with_job, leave, say};
 use crate::error::{Error, caught};
 use crate::seen::Viewer;
 
 /// Runs `program`, prints its error as one line, and below it the text of its fault if it has one, and ends the process with
 /// the matching exit code. It does not return, so values that the caller holds are not dropped. Call it as the last expression
-/// of `main`.
+/// of `main`. Since the process ends, a rank whose job fails does not wait until its library has ended the communicators.
 pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
+    end_with_job();
     let code = match caught("the program", program) {
         Ok(()) => 0,
         Err(error) => {

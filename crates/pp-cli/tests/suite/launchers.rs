@@ -5,10 +5,11 @@ use std::process::Command;
 
 use pp_fakes::Fakes;
 use pp_testing::net::{ADDRESSES, Net};
-use pp_testing::process::{Ended, Output, Process, free_port, run};
+use pp_testing::process::{Ended, Output, Process, free_port, run, wait_until_it_runs};
 use pp_testing::{Folder, video};
+use rustix::process::Signal;
 
-use crate::common::{folder, pp};
+use crate::common::{endless, folder, pp};
 
 const PIPELINE: &str = "encode@0 -> phase_b@1 -> decode@2";
 const SECRET: (&str, &str) = ("PP_JOB_SECRET", "a secret of more than sixteen bytes");
@@ -236,4 +237,28 @@ fn gpus_of_two_hosts_make_the_film_of_one() {
         });
         film.assert_made(ranks, &expected);
     }
+}
+
+/// The end of the process ends the communicators, too, and NCCL would take its time.
+#[test]
+fn a_rank_that_failed_does_not_wait_until_nccl_has_ended_its_communicators() {
+    let folder = folder("nccl_left");
+    let (port, gate) = (free_port().to_string(), folder.write("gate", b""));
+    std::fs::create_dir_all(folder.file("meet")).unwrap();
+    let ranks = ["0", "1"].map(|rank| {
+        let mut command = endless("300000", "0.5");
+        Fakes::newest().give_to(&mut command);
+        command.args(["--transport", "nccl"]).env("PP_LOG", "warn");
+        command.env("PP_FAKE_NCCL_DIR", folder.file("meet"));
+        command.env("PP_FAKE_GATE", &gate);
+        command.env("PP_FAKE_FAULTS", "ncclCommAbort:1:wait");
+        command.env("RANK", rank).env("WORLD_SIZE", "2");
+        command.env("MASTER_ADDR", "127.0.0.1");
+        command.env("MASTER_PORT", &port).env(SECRET.0, SECRET.1);
+        Process::start(&mut command, Output::Kept).unwrap()
+    });
+    wait_until_it_runs(ranks[0].id());
+    ranks[1].signal(Signal::KILL);
+    let ended = Ended::of(&ranks[0]).ended(7, &["rank 1 is gone"]);
+    assert!(!ended.stderr.contains("did not end"), "{}", ended.stderr);
 }

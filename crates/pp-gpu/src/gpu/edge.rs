@@ -154,7 +154,7 @@ struct Payloads<P> {
 /// Sends nothing more; leases stay valid. Waits up to 50 ms for payloads whose headers wait for them. Dropping the last
 /// end of all edges with the peer waits up to 50 ms for payloads in flight. NCCL's communicators then end on a thread of
 /// their own. They end in order if every sent payload was acknowledged and every announced payload has arrived, else by
-/// an abort. The drop waits for that end for at most 2 to 3 seconds.
+/// an abort. The drop waits for that end for at most 2 to 3 seconds, or not at all where the process ends them.
 #[derive(Debug)]
 pub struct DeviceOut {
     // Declared first, so that the life ends before the mover is dropped.

@@ -26,6 +26,7 @@ use super::calls::{AbortState, Call, Comm};
 use super::issuer::{Core, SecondThread};
 use crate::gpu::{EdgesLife, PendingFree, Turn, lock};
 use crate::times::{LOOK_EVERY, RETURNS_WITHIN};
+use pp_edges::backend::are_ends_left_to_process;
 use pp_edges::error::TransportError;
 use pp_words::gate::{Calling, Gate};
 
@@ -221,7 +222,8 @@ impl Life {
         })
     }
 
-    /// Ends the communicators on a thread of their own, or waits for an end that another caller has begun.
+    /// Ends the communicators on a thread of their own, or waits for an end that another caller has begun. Waits for nothing
+    /// where the process ends them.
     ///
     /// # Errors
     /// [`TransportError::LeftBehind`] at the deadline; what NCCL said.
@@ -239,6 +241,9 @@ impl Life {
             // If no thread can be started, the state stays as it is, and the error below reports that. Nothing is
             // logged here: this may be the watch thread, and a stuck thread may hold standard error.
             let _ = thread.spawn(move || life.run_end(how, second));
+        }
+        if are_ends_left_to_process() {
+            return Ok(());
         }
         let left = deadline.saturating_duration_since(started);
         let (end, _) = self

@@ -17,7 +17,7 @@ use pp_runtime::driver::{Driven, RankRun};
 use pp_runtime::stage::Source;
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::Watch;
-use pp_transport::backend::{Ahead, Backend, EdgeEnd, End};
+use pp_transport::backend::{Ahead, Backend, EdgeEnd, End, leave_ends_to_process};
 use pp_transport::bell::Bell;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,7 +26,7 @@ use super::connect::Ready;
 use super::failover::{Aborts, Failover};
 use super::join::{Briefing, JoinError, JoinedRank, Profile, join};
 use crate::RANK_0;
-use crate::end::{log_aside, say_aside};
+use crate::end::{ends_with_job, log_aside, say_aside};
 use crate::error::{Error, caught};
 use crate::job::ThisRank;
 use crate::reports::{Chunks, Report, TargetProcess};
@@ -117,6 +117,7 @@ where
                     ask(process, fault, chunks);
                 }
                 watch.close();
+                this.has_driven(&driven, is_over);
                 if driven.is_err() {
                     // Whether it failed is told by the drop of each.
                     let _ = aborts.abort("the job failed");
@@ -165,6 +166,20 @@ where
             viewer.lost(&fault);
         }
         causes.push(fault);
+    }
+}
+
+impl ThisRank<'_> {
+    /// Where the job has failed, a process that ends with it leaves the ends of its edges and groups to that.
+    fn has_driven(&self, driven: &Result<Driven, Fault>, is_over: bool) {
+        let has_failed = match driven {
+            Ok(Driven::Finished) => false,
+            Ok(Driven::Lost(_)) => is_over,
+            Err(_) => true,
+        };
+        if has_failed && self.context.caller.is_none() && ends_with_job() {
+            leave_ends_to_process();
+        }
     }
 }
 
