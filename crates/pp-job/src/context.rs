@@ -9,7 +9,7 @@ use pp_runtime::switch::Switch;
 
 use crate::caller::Caller;
 use crate::config::Config;
-use crate::end::end_now;
+use crate::end::{end_now, is_leaving};
 use crate::error::{Error, code_of, indented};
 use crate::flight::Flight;
 use crate::reports::{Report, Reporter};
@@ -101,7 +101,8 @@ impl Context {
         // the end comes without a word. Nothing runs at exit: the driver may be in a stage.
         let last = std::thread::Builder::new().name("pp-end".into());
         let _ = last.spawn(move || {
-            if !context.reporter.tell(Report::Exiting(fault.clone())) {
+            // The thread that did the work may be on its way out, and has said it.
+            if !is_leaving() && !context.reporter.tell(Report::Exiting(fault.clone())) {
                 // If standard error is closed, the line is lost.
                 let hint = context.flight.hint().unwrap_or_default();
                 let below = indented(&fault.below());

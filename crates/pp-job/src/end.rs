@@ -55,6 +55,11 @@ pub(crate) fn ends_with_job() -> bool {
     ENDS_WITH_JOB.load(Ordering::Relaxed)
 }
 
+/// Says whether this process ends because its own code says so, which has said why.
+pub(crate) fn is_leaving() -> bool {
+    IS_LEAVING.load(Ordering::Relaxed)
+}
+
 /// Ends this process, from the thread that did its work.
 pub(crate) fn leave(code: u8) -> ! {
     IS_LEAVING.store(true, Ordering::Relaxed);

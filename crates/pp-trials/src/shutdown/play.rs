@@ -178,6 +178,7 @@ impl Stage {
             self.end_of_peer(&mut played, began, deadline);
         }
         played.left.extend(self.ranks.left());
+        played.left.extend(self.ranks.say_twice());
         played
     }
 

@@ -185,6 +185,13 @@ impl Ranks {
         Some(Instant::now())
     }
 
+    /// Each process says why it ends in one line.
+    pub(super) fn say_twice(&self) -> impl Iterator<Item = String> {
+        let twice = |process: &&Process| process.log().matches("pp: error: ").count() > 1;
+        let processes = self.processes.iter().filter(twice);
+        processes.map(|process| format!("process {} says twice why it ends", process.id()))
+    }
+
     /// The processes of the job that are left.
     pub(super) fn left(&self) -> Vec<String> {
         let alive = left_of(&self.job).into_iter();
