@@ -156,20 +156,19 @@ pub type OnFrame = Box<dyn FnMut(Rank, &[u8]) -> Result<(), TransportError> + Se
 /// Ends all edges with a peer, or a group, with a reason and a deadline. Any thread may call it. Everything in flight
 /// is an error from then on. It waits until they have ended, and a second call waits again. The error is
 /// `TransportError::LeftBehind` if the deadline came first: then end the process soon, since kernels may still run.
-/// Where [`leave_ends_to_process`] was called, it waits for nothing and succeeds.
+/// After [`leave_ends_to_process`] it waits for nothing.
 pub type Abort = Box<dyn Fn(&str, Instant) -> Result<(), TransportError> + Send + Sync>;
 
-/// The process ends soon, and with it what its libraries have.
 static ARE_ENDS_LEFT: AtomicBool = AtomicBool::new(false);
 
-/// Says that this process ends soon, in failure: from now on an abort, or the drop of an edge or a group, begins the end of its
-/// communicators and waits for nothing. NCCL takes half a second to end them, and the end of the process ends them, too. The
+/// Says whether this process is about to end because its job has failed. Then an abort, or the drop of an edge or a group, begins the
+/// end of its communicators and does not wait for it: NCCL takes half a second, and the end of the process ends them, too. The
 /// process must end without the exit handlers of libraries unless [`Backend::is_at_rest`].
-pub fn leave_ends_to_process() {
-    ARE_ENDS_LEFT.store(true, Ordering::Release);
+pub fn leave_ends_to_process(are_left: bool) {
+    ARE_ENDS_LEFT.store(are_left, Ordering::Release);
 }
 
-/// Tells whether [`leave_ends_to_process`] was called.
+/// Tells whether nothing waits for the end of communicators.
 #[must_use]
 pub fn are_ends_left_to_process() -> bool {
     ARE_ENDS_LEFT.load(Ordering::Acquire)

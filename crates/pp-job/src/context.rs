@@ -9,7 +9,7 @@ use pp_runtime::switch::Switch;
 
 use crate::caller::Caller;
 use crate::config::Config;
-use crate::end::{end_now, is_leaving};
+use crate::end::{end_now, ends_with_job, is_leaving};
 use crate::error::{Error, code_of, indented};
 use crate::flight::Flight;
 use crate::reports::{Report, Reporter};
@@ -44,6 +44,11 @@ impl Context {
 
     pub(crate) fn is_supervised(&self) -> bool {
         self.config.is_supervised()
+    }
+
+    /// Says whether this process ends with its job.
+    pub(crate) fn ends_process(&self) -> bool {
+        self.caller.is_none() && ends_with_job()
     }
 
     /// From now on signals go to this switch, and the supervisor hears once its driver needs nothing more of other

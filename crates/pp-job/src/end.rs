@@ -9,6 +9,8 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use pp_transport::backend::{are_ends_left_to_process, leave_ends_to_process};
+
 use crate::output::{discard_hidden, has_hidden};
 use crate::reports::{EXITED, report_exit};
 
@@ -55,18 +57,40 @@ pub(crate) fn ends_with_job() -> bool {
     ENDS_WITH_JOB.load(Ordering::Relaxed)
 }
 
-/// Says whether this process ends because its own code says so, which has said why.
+/// This process ends because its own code says so, which says why.
+pub(crate) fn begin_to_leave() {
+    IS_LEAVING.store(true, Ordering::Relaxed);
+}
+
+/// Says whether [`begin_to_leave`] was called.
 pub(crate) fn is_leaving() -> bool {
     IS_LEAVING.load(Ordering::Relaxed)
 }
 
+/// Another job of this process has failed, and the program begins one more: waits until the libraries are at rest, as the end of
+/// that job did not.
+pub(crate) fn go_on_behind_failure() {
+    if !are_ends_left_to_process() {
+        return;
+    }
+    leave_ends_to_process(false);
+    let until = Instant::now() + crate::times::EDGES_ABORTED_WITHIN;
+    while !are_at_rest() && Instant::now() < until {
+        std::thread::sleep(crate::times::LOOK_EVERY);
+    }
+}
+
+fn are_at_rest() -> bool {
+    let all = AT_REST.lock().unwrap_or_else(PoisonError::into_inner);
+    all.iter().all(|is_at_rest| is_at_rest())
+}
+
 /// Ends this process, from the thread that did its work.
 pub(crate) fn leave(code: u8) -> ! {
-    IS_LEAVING.store(true, Ordering::Relaxed);
+    begin_to_leave();
     discard();
     wait_for_unsaid();
-    let all = AT_REST.lock().unwrap_or_else(PoisonError::into_inner);
-    if all.iter().all(|is_at_rest| is_at_rest()) {
+    if are_at_rest() {
         std::process::exit(code.into())
     }
     end_now(code)

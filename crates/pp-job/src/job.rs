@@ -12,7 +12,7 @@ use pp_transport::launch::{Launch, Launcher};
 
 use crate::config::Config;
 use crate::context::Context;
-use crate::end::{end_now, end_with_job, leave, say};
+use crate::end::{begin_to_leave, end_now, end_with_job, leave, say};
 use crate::error::{Error, caught};
 use crate::seen::Viewer;
 
@@ -24,6 +24,7 @@ pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     let code = match caught("the program", program) {
         Ok(()) => 0,
         Err(error) => {
+            begin_to_leave();
             if !error.is_told() && !say(error.lines()) {
                 // What runs at exit may wait for a thread that holds standard error.
                 end_now(error.code());

@@ -15,7 +15,7 @@ use crate::caller::Caller;
 use crate::config::host_name;
 use crate::context::Context;
 use crate::decline::join_to_abort;
-use crate::end::{leave, log_aside};
+use crate::end::{go_on_behind_failure, leave, log_aside};
 use crate::error::{Error, caught};
 use crate::flight::Flight;
 use crate::hearing::Hearing;
@@ -93,6 +93,7 @@ impl Job {
         rank: impl FnOnce(ThisRank<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         log_aside(|| tracing::info!(pid = std::process::id(), "the rank starts"));
+        go_on_behind_failure();
         let context = self.context(launch, caller);
         let (context, _hearing) = context.map_err(|error| join_to_abort(launch, error))?;
         context.reporter.tell(Report::SignalsReady);

@@ -17,7 +17,7 @@ use super::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 use super::slots::{DeviceSlots, Pool, RxPool, Slot, TxPool};
 use super::{EdgesLife, abort_of};
 use crate::times::{DESTROYED_WITHIN, ENDED_WITHIN, LOOK_EVERY, SETTLED_WITHIN};
-use pp_edges::backend::{Connected, End};
+use pp_edges::backend::{Connected, End, are_ends_left_to_process};
 use pp_edges::edge::{EdgeRx, EdgeTx, Edges, Sent, check_payload};
 use pp_edges::error::TransportError;
 use pp_edges::in_flight::{InFlight, Rejected};
@@ -135,7 +135,9 @@ impl Drop for Shared {
             life.kill("it was dropped with payloads in flight");
             ENDED_WITHIN
         };
-        if let Err(error) = Arc::clone(life).end(is_clean, started + within) {
+        if let Err(error) = Arc::clone(life).end(is_clean, started + within)
+            && !are_ends_left_to_process()
+        {
             tracing::warn!(%error, "edges did not end as they should");
         }
     }

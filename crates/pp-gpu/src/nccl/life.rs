@@ -18,7 +18,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nccl_sys::{NcclError, Version, ncclResult_t};
 
@@ -222,7 +222,7 @@ impl Life {
         })
     }
 
-    /// Ends the communicators on a thread of their own, or waits for an end that another caller has begun. Waits for nothing
+    /// Ends the communicators on a thread of their own, or waits for an end that another caller has begun. Waits for neither
     /// where the process ends them.
     ///
     /// # Errors
@@ -242,10 +242,10 @@ impl Life {
             // logged here: this may be the watch thread, and a stuck thread may hold standard error.
             let _ = thread.spawn(move || life.run_end(how, second));
         }
-        if are_ends_left_to_process() {
-            return Ok(());
-        }
-        let left = deadline.saturating_duration_since(started);
+        let left = match are_ends_left_to_process() {
+            true => Duration::ZERO,
+            false => deadline.saturating_duration_since(started),
+        };
         let (end, _) = self
             .ended
             .wait_timeout_while(end, left, |end| matches!(end, End::At(_)))

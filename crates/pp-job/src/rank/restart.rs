@@ -26,7 +26,7 @@ use super::connect::Ready;
 use super::failover::{Aborts, Failover};
 use super::join::{Briefing, JoinError, JoinedRank, Profile, join};
 use crate::RANK_0;
-use crate::end::{ends_with_job, log_aside, say_aside};
+use crate::end::{log_aside, say_aside};
 use crate::error::{Error, caught};
 use crate::job::ThisRank;
 use crate::reports::{Chunks, Report, TargetProcess};
@@ -117,10 +117,10 @@ where
                     ask(process, fault, chunks);
                 }
                 watch.close();
-                this.has_driven(&driven, is_over);
                 if driven.is_err() {
-                    // Whether it failed is told by the drop of each.
-                    let _ = aborts.abort("the job failed");
+                    // Under MPS the work of a process that ends may harm the others on its GPU.
+                    let are_left = context.ends_process() && !backend.capabilities().is_under_mps;
+                    abort_failed(&aborts, are_left);
                 }
                 if let Some(panic) = panic {
                     return Err(panic);
@@ -169,17 +169,12 @@ where
     }
 }
 
-impl ThisRank<'_> {
-    /// Where the job has failed, a process that ends with it leaves the ends of its edges and groups to that.
-    fn has_driven(&self, driven: &Result<Driven, Fault>, is_over: bool) {
-        let has_failed = match driven {
-            Ok(Driven::Finished) => false,
-            Ok(Driven::Lost(_)) => is_over,
-            Err(_) => true,
-        };
-        if has_failed && self.context.caller.is_none() && ends_with_job() {
-            leave_ends_to_process();
-        }
+/// Aborts edges and groups because the job failed, and waits until they have ended unless they are left to the process.
+fn abort_failed(aborts: &Aborts, are_left: bool) {
+    leave_ends_to_process(are_left);
+    // Whether one failed, where that was waited for, is told by its drop.
+    if let Err(error) = aborts.abort("the job failed") {
+        log_aside(move || tracing::debug!(%error, "the job failed"));
     }
 }
 

@@ -48,7 +48,7 @@ pub struct RankRun<'s, E: Edges, S: Source<E::Tx>> {
     pub(super) rank: Rank,
     pub(super) places: Vec<LocalStage>,
     /// Holds, by stage, this rank's member of the group that runs the stage. It is dropped before the stages, because its
-    /// work uses their memory.
+    /// work uses their memory: the drop waits for the work, but where the process ends with it.
     pub(super) groups: Vec<Option<E::Group>>,
     pub(super) stages: Stages<'s, E::Tx, E::Rx, E::Group, S>,
     pub(super) options: RankOptions,
