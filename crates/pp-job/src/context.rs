@@ -9,7 +9,7 @@ use pp_runtime::switch::Switch;
 
 use crate::caller::Caller;
 use crate::config::Config;
-use crate::end::{end_now, ends_with_job, is_leaving};
+use crate::end::{begin_to_leave, end_now, ends_with_job};
 use crate::error::{Error, code_of, indented};
 use crate::flight::Flight;
 use crate::reports::{Report, Reporter};
@@ -102,12 +102,16 @@ impl Context {
             FaultKind::Interrupted => 128 + self.signals.aborted_by(),
             kind => code_of(kind),
         };
+        // Another thread may end the process at the same time, or has said why on its way out: it has so long, too.
+        let speaks = begin_to_leave();
         // On a thread of its own: a stuck thread may hold standard error. If there is no thread to be had,
         // the end comes without a word. Nothing runs at exit: the driver may be in a stage.
         let last = std::thread::Builder::new().name("pp-end".into());
         let _ = last.spawn(move || {
-            // The thread that did the work may be on its way out, and has said it.
-            if !is_leaving() && !context.reporter.tell(Report::Exiting(fault.clone())) {
+            if !speaks {
+                return;
+            }
+            if !context.reporter.tell(Report::Exiting(fault.clone())) {
                 // If standard error is closed, the line is lost.
                 let hint = context.flight.hint().unwrap_or_default();
                 let below = indented(&fault.below());

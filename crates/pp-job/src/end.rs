@@ -57,14 +57,9 @@ pub(crate) fn ends_with_job() -> bool {
     ENDS_WITH_JOB.load(Ordering::Relaxed)
 }
 
-/// This process ends because its own code says so, which says why.
-pub(crate) fn begin_to_leave() {
-    IS_LEAVING.store(true, Ordering::Relaxed);
-}
-
-/// Says whether [`begin_to_leave`] was called.
-pub(crate) fn is_leaving() -> bool {
-    IS_LEAVING.load(Ordering::Relaxed)
+/// This process ends because its own code says so. True for the first caller, which is to say why.
+pub(crate) fn begin_to_leave() -> bool {
+    !IS_LEAVING.swap(true, Ordering::Relaxed)
 }
 
 /// Another job of this process has failed, and the program begins one more: waits until the libraries are at rest, as the end of
@@ -87,7 +82,7 @@ fn are_at_rest() -> bool {
 
 /// Ends this process, from the thread that did its work.
 pub(crate) fn leave(code: u8) -> ! {
-    begin_to_leave();
+    IS_LEAVING.store(true, Ordering::Relaxed);
     discard();
     wait_for_unsaid();
     if are_at_rest() {

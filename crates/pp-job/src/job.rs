@@ -23,8 +23,12 @@ pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     end_with_job();
     let code = match caught("the program", program) {
         Ok(()) => 0,
+        Err(error) if !begin_to_leave() => {
+            // Another thread ends the process, and says why.
+            std::thread::sleep(crate::times::EXIT_WITHIN);
+            error.code()
+        }
         Err(error) => {
-            begin_to_leave();
             if !error.is_told() && !say(error.lines()) {
                 // What runs at exit may wait for a thread that holds standard error.
                 end_now(error.code());
