@@ -5,7 +5,7 @@ use std::process::Command;
 
 use pp_fakes::Fakes;
 use pp_testing::net::{ADDRESSES, Net};
-use pp_testing::process::{Ended, Output, Process, free_port, run, wait_until_it_runs};
+use pp_testing::process::{Ended, Output, Process, as_rank, free_port, run, wait_until_it_runs};
 use pp_testing::{Folder, video};
 use rustix::process::Signal;
 
@@ -243,20 +243,17 @@ fn gpus_of_two_hosts_make_the_film_of_one() {
 #[test]
 fn a_rank_that_failed_does_not_wait_until_nccl_has_ended_its_communicators() {
     let folder = folder("nccl_left");
-    let (port, gate) = (free_port().to_string(), folder.write("gate", b""));
+    let (port, gate) = (free_port(), folder.write("gate", b""));
     std::fs::create_dir_all(folder.file("meet")).unwrap();
-    let ranks = ["0", "1"].map(|rank| {
-        let mut command = endless("300000", "0.5");
+    let ranks = [0, 1].map(|rank| {
+        let mut command = as_rank(endless("300000", "0.5"), rank, port);
         Fakes::newest().give_to(&mut command);
         command
             .args(["--transport", "nccl"])
-            .env("PP_LOG", "warn,pp_job=debug");
+            .env("PP_FAKE_GATE", &gate);
+        command.env("PP_LOG", "warn,pp_job=debug");
         command.env("PP_FAKE_NCCL_DIR", folder.file("meet"));
-        command.env("PP_FAKE_GATE", &gate);
         command.env("PP_FAKE_FAULTS", "ncclCommAbort:1:wait");
-        command.env("RANK", rank).env("WORLD_SIZE", "2");
-        command.env("MASTER_ADDR", "127.0.0.1");
-        command.env("MASTER_PORT", &port).env(SECRET.0, SECRET.1);
         Process::start(&mut command, Output::Kept).unwrap()
     });
     wait_until_it_runs(ranks[0].id());
