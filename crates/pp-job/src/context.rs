@@ -9,7 +9,7 @@ use pp_runtime::switch::Switch;
 
 use crate::caller::Caller;
 use crate::config::Config;
-use crate::end::{begin_to_leave, end_now, ends_with_job};
+use crate::end::{end_now, says_why};
 use crate::error::{Error, code_of, indented};
 use crate::flight::Flight;
 use crate::reports::{Report, Reporter};
@@ -44,11 +44,6 @@ impl Context {
 
     pub(crate) fn is_supervised(&self) -> bool {
         self.config.is_supervised()
-    }
-
-    /// Says whether this process ends with its job.
-    pub(crate) fn ends_process(&self) -> bool {
-        self.caller.is_none() && ends_with_job()
     }
 
     /// From now on signals go to this switch, and the supervisor hears once its driver needs nothing more of other
@@ -103,7 +98,7 @@ impl Context {
             kind => code_of(kind),
         };
         // Another thread may end the process at the same time, or has said why on its way out: it has so long, too.
-        let speaks = begin_to_leave();
+        let speaks = says_why();
         // On a thread of its own: a stuck thread may hold standard error. If there is no thread to be had,
         // the end comes without a word. Nothing runs at exit: the driver may be in a stage.
         let last = std::thread::Builder::new().name("pp-end".into());

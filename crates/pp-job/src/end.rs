@@ -57,9 +57,10 @@ pub(crate) fn ends_with_job() -> bool {
     ENDS_WITH_JOB.load(Ordering::Relaxed)
 }
 
-/// This process ends because its own code says so. True for the first caller, which is to say why.
-pub(crate) fn begin_to_leave() -> bool {
-    !IS_LEAVING.swap(true, Ordering::Relaxed)
+/// True for the first caller: it is to say why this process ends.
+pub(crate) fn says_why() -> bool {
+    static IS_SAID: AtomicBool = AtomicBool::new(false);
+    !IS_SAID.swap(true, Ordering::Relaxed)
 }
 
 /// Another job of this process has failed, and the program begins one more: waits until the libraries are at rest, as the end of

@@ -12,7 +12,7 @@ use pp_transport::launch::{Launch, Launcher};
 
 use crate::config::Config;
 use crate::context::Context;
-use crate::end::{begin_to_leave, end_now, end_with_job, leave, say};
+use crate::end::{end_now, end_with_job, leave, say, says_why};
 use crate::error::{Error, caught};
 use crate::seen::Viewer;
 
@@ -23,7 +23,7 @@ pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     end_with_job();
     let code = match caught("the program", program) {
         Ok(()) => 0,
-        Err(error) if !begin_to_leave() => {
+        Err(error) if !says_why() => {
             // Another thread ends the process, and says why.
             std::thread::sleep(crate::times::EXIT_WITHIN);
             error.code()

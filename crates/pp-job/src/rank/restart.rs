@@ -26,7 +26,7 @@ use super::connect::Ready;
 use super::failover::{Aborts, Failover};
 use super::join::{Briefing, JoinError, JoinedRank, Profile, join};
 use crate::RANK_0;
-use crate::end::{log_aside, say_aside};
+use crate::end::{ends_with_job, log_aside, say_aside};
 use crate::error::{Error, caught};
 use crate::job::ThisRank;
 use crate::reports::{Chunks, Report, TargetProcess};
@@ -118,9 +118,8 @@ where
                 }
                 watch.close();
                 if driven.is_err() {
-                    // Under MPS the work of a process that ends may harm the others on its GPU.
-                    let are_left = context.ends_process() && !backend.capabilities().is_under_mps;
-                    abort_failed(&aborts, are_left);
+                    let is_under_mps = backend.capabilities().is_under_mps;
+                    abort_failed(this, &aborts, is_under_mps);
                 }
                 if let Some(panic) = panic {
                     return Err(panic);
@@ -169,9 +168,11 @@ where
     }
 }
 
-/// Aborts edges and groups because the job failed, and waits until they have ended unless they are left to the process.
-fn abort_failed(aborts: &Aborts, are_left: bool) {
-    leave_ends_to_process(are_left);
+/// Aborts edges and groups because the job failed, and waits until they have ended, unless the process ends with the job. Under
+/// MPS it waits: the work of a process that ends may harm the others on its GPU.
+fn abort_failed(this: &ThisRank<'_>, aborts: &Aborts, is_under_mps: bool) {
+    let has_caller = this.context.caller.is_some();
+    leave_ends_to_process(ends_with_job() && !has_caller && !is_under_mps);
     // Whether one failed, where that was waited for, is told by its drop.
     if let Err(error) = aborts.abort("the job failed") {
         log_aside(move || tracing::debug!(%error, "the job failed"));
