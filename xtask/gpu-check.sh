@@ -50,7 +50,8 @@ trap 'end_mps; rm -rf "$work" "$films" "$out.part"' EXIT
 stopped= child=
 stop() {
     stopped=$1
-    [[ ! $child ]] || kill "$child"
+    # The whole group, once timeout has made one: a timeout that has only just started its command ends without it.
+    [[ ! $child ]] || kill -- "-$child" || kill "$child"
 } 2>/dev/null
 trap 'stop 130' INT
 trap 'stop 143' TERM
@@ -148,7 +149,7 @@ has() { # WHAT NAME NEED WHY
 
 # step NAME required|held|optional SECONDS COMMAND...: runs the command in a directory of its own.
 step() {
-    local name=$1 need=$2 limit=$3 code status began ended
+    local name=$1 need=$2 limit=$3 code status began ended looks
     shift 3
     wanted "$name" || return 0
     if [[ $list ]]; then echo "$name"; return; fi
@@ -169,6 +170,14 @@ step() {
     # The interrupt may have come before there was a child to end.
     [[ ! $stopped ]] || stop "$stopped"
     while wait "$child"; code=$?; kill -0 "$child" 2>/dev/null; do :; done
+    if [[ $stopped ]]; then
+        # What timeout did not wait for has as long as it gives.
+        for ((looks = 0; looks < 50; looks++)); do
+            kill -0 -- "-$child" || break
+            sleep 0.1
+        done
+        kill -KILL -- "-$child"
+    fi 2>/dev/null
     child=
     ended=${EPOCHREALTIME/[.,]/}
     case $code in
