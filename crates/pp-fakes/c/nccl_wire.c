@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -22,7 +23,10 @@ struct pipe {
 struct shared {
     uint32_t joined;
     uint32_t bell[MAX_RANKS];
-    uint8_t uuid[MAX_RANKS][16];
+    struct place {
+        uint8_t uuid[16];
+        char host[sizeof((struct utsname *)0)->nodename];
+    } place[MAX_RANKS];
     struct pipe pipe[MAX_RANKS][MAX_RANKS];
 };
 struct wire {
@@ -88,7 +92,10 @@ void wire_close(struct wire *w) {
 }
 
 int wire_join(struct wire *w, int rank, const uint8_t uuid[16], const volatile bool *stop) {
-    memcpy(w->shared->uuid[rank], uuid, 16);
+    struct utsname host;
+    uname(&host);
+    memcpy(w->shared->place[rank].uuid, uuid, 16);
+    memcpy(w->shared->place[rank].host, host.nodename, sizeof host.nodename);
     uint32_t bit = 1u << rank;
     if (__atomic_fetch_or(&w->shared->joined, bit, __ATOMIC_ACQ_REL) & bit) {
         comm_error("rank %d has joined already", rank);
@@ -102,7 +109,7 @@ int wire_join(struct wire *w, int rank, const uint8_t uuid[16], const volatile b
         wire_wait(w, rank, seen);
     }
     for (int r = 0; r < w->ranks; r++)
-        if (r != rank && memcmp(w->shared->uuid[r], uuid, 16) == 0) {
+        if (r != rank && memcmp(&w->shared->place[r], &w->shared->place[rank], sizeof(struct place)) == 0) {
             comm_error("Duplicate GPU detected : rank %d and rank %d both on one CUDA device", rank, r);
             return NCCL_USAGE;
         }

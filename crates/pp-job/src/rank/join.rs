@@ -279,10 +279,10 @@ impl JoinedRank {
     }
 }
 
-/// Refuses a device that two ranks share whom NCCL would connect: it takes one for each rank. All hellos are there, in order
-/// of the ranks.
+/// Refuses a device that two ranks of one host share whom NCCL would connect: it takes one for each of them. Ranks whose hosts
+/// have different names, such as containers, are not of one host to NCCL. All hellos are there, in order of the ranks.
 fn check_shared(pipeline: &Pipeline, hellos: &[Hello]) -> Result<(), Fault> {
-    let device = |rank: Rank| hellos[rank.get() as usize].parts().device.as_ref();
+    let parts = |rank: Rank| hellos[rank.get() as usize].parts();
     let is_nccl = |hello: &Hello| hello.parts().device_settings.get("transport") == Some("nccl");
     let is_nccl = hellos.iter().any(is_nccl);
     let members = pipeline.stages().iter().flat_map(|stage| {
@@ -293,12 +293,14 @@ fn check_shared(pipeline: &Pipeline, hellos: &[Hello]) -> Result<(), Fault> {
     let edges = pipeline.edges().filter(|_| is_nccl);
     let edges = edges.map(|edge| (edge.source, edge.target));
     for (one, other) in members.chain(edges).filter(|(one, other)| one != other) {
-        let Some(shared) = device(one).filter(|shared| device(other) == Some(shared)) else {
+        let (first, second) = (parts(one), parts(other));
+        let is_same = first.device == second.device && first.host == second.host;
+        let Some(shared) = first.device.as_ref().filter(|_| is_same) else {
             continue;
         };
         let what = format!(
-            "ranks {one} and {other} are both on {shared}, and NCCL, which connects them, takes one GPU for each rank; give each \
-             a GPU of its own, or use --transport p2p and no groups"
+            "ranks {one} and {other} are both on {shared}, and NCCL, which connects them, takes one GPU for each rank of a host; \
+             give each a GPU of its own, or use --transport p2p and no groups"
         );
         return Err(Fault::new(
             FaultKind::HandshakeMismatch,
