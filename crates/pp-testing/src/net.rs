@@ -68,13 +68,7 @@ impl Net {
     /// A program on a host, under the process id that it is started with. Hosts have names of their own, where these can
     /// be had: NCCL takes ranks with the same one for neighbours, and goes around the network.
     pub fn command(&self, host: usize, program: &OsStr) -> Command {
-        let mut command = self.inside(host, "unshare");
-        command
-            .args(["--uts", "sh", "-c"])
-            .arg("{ echo \"pp-host-$0\" >/proc/sys/kernel/hostname; } 2>/dev/null; exec \"$@\"")
-            .arg(host.to_string())
-            .arg(program);
-        command
+        with_name(self.inside(host, "unshare"), host, program)
     }
 
     fn inside(&self, host: usize, program: &str) -> Command {
@@ -117,6 +111,25 @@ impl Drop for Net {
             let _ = holder.wait();
         }
     }
+}
+
+/// A program for which this host has another name: NCCL refuses two ranks on one GPU only if their hosts have the same. It has
+/// the process id that it is started with.
+pub fn on_named_host(number: usize, program: &OsStr) -> Command {
+    let mut unshare = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        unshare.args(["--user", "--map-root-user"]);
+    }
+    with_name(unshare, number, program)
+}
+
+fn with_name(mut unshare: Command, host: usize, program: &OsStr) -> Command {
+    unshare
+        .args(["--uts", "sh", "-c"])
+        .arg("{ echo \"pp-host-$0\" >/proc/sys/kernel/hostname; } 2>/dev/null; exec \"$@\"")
+        .arg(host.to_string())
+        .arg(program);
+    unshare
 }
 
 /// A program in these namespaces of a process.

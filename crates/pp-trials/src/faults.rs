@@ -16,7 +16,6 @@ mod role;
 use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
-use std::process::Command;
 
 use pp_command::print;
 use pp_contract::Pipeline;
@@ -25,7 +24,7 @@ use pp_job::Error;
 use self::catalogue::{HEARTBEAT, How, OnPipeline};
 use self::job::Outcome;
 use crate::hook::{VARIABLE, hooks};
-use crate::trial::{Ground, TWO, Time, TrialArgs, join, new_job, run_in};
+use crate::trial::{Ground, TWO, Time, TrialArgs, join, new_job, program_of, run_in};
 
 /// Variables that would change what a rank does.
 const OWN: [&str; 4] = ["PP_LOG", "PP_STUCK_MS", "PP_REPORT_FD", "PP_FLIGHT_OPS"];
@@ -55,7 +54,7 @@ pub(crate) fn faults(args: &FaultsArgs) -> Result<(), Error> {
     let entries: Vec<_> = entries.collect();
     args.trials.run(
         "faults",
-        ground.fewest_gpus(pipeline),
+        ground.fewest_gpus(pipeline, false),
         entries,
         |trial, folder, told| match play(trial, ground, folder) {
             Err(error) => told.wrong.push(format!("no job: {error}")),
@@ -74,7 +73,7 @@ fn play(trial: &OnPipeline<'_>, ground: Ground, folder: &Path) -> io::Result<Out
     let OnPipeline { entry, pipeline } = *trial;
     let job = new_job(pipeline);
     let command = |rank| {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = program_of(rank, None, ground, pipeline)?;
         run_in(folder, ground, pipeline, &mut command)?;
         join(&job, rank, &mut command);
         for name in OWN {

@@ -165,7 +165,7 @@ impl Trial for Case {
     }
 
     fn not_here(&self, ground: Ground) -> Option<&'static str> {
-        let has = ground.has_gpus(&self.pipeline());
+        let has = ground.has_gpus(&self.pipeline(), true);
         (!has).then_some("there is no GPU for each rank")
     }
 }
@@ -248,7 +248,7 @@ pub(crate) fn placements(args: &PlacementsArgs) -> Result<(), Error> {
     };
     let fewest = job
         .ground
-        .fewest_gpus(&TWO.parse().expect("a pipeline of ours"));
+        .fewest_gpus(&TWO.parse().expect("a pipeline of ours"), true);
     if args.beside_cpus && (job.ground.is_host() || job.ground.has_nccl()) {
         return Err(Error::Usage(
             "--beside-cpus needs ranks on GPUs that copy to each other; add --transport p2p".into(),

@@ -60,8 +60,10 @@ impl Trial for Any {
             Self::Two(cell) if cell.event == Event::Cut && !ground.has_nccl() => {
                 Some("the ranks share memory on one host: there is no network between them")
             }
-            Self::Chain(_) if !ground.has_gpus(&pipeline(CHAIN)) => {
-                Some("there are no three GPUs for three ranks")
+            Self::Two(cell)
+                if cell.supervised && !ground.has_gpus(&pipeline(TWO), cell.supervised) =>
+            {
+                Some("a supervisor's ranks are on one host, where NCCL wants a GPU for each")
             }
             _ => None,
         }
@@ -100,7 +102,7 @@ pub(crate) fn shutdown(args: &TrialArgs, env: &Env) -> Result<(), Error> {
     let cells = cells.chain(Link::all().map(Any::Chain)).collect();
     args.run(
         "cells",
-        ground.fewest_gpus(&two),
+        ground.fewest_gpus(&two, false),
         cells,
         |cell, folder, told| match *cell {
             Any::Two(cell) => play_two(cell, folder, told),

@@ -10,7 +10,8 @@ mod work;
 use std::time::Duration;
 
 pub(crate) use self::job::{
-    ASIDE, CHAIN, Ground, TWO, beside_cpus, join, left_of, new_job, run_in, run_of, shared_gpus,
+    ASIDE, CHAIN, Ground, TWO, beside_cpus, join, left_of, new_job, program_of, run_in, run_of,
+    shared_gpus,
 };
 #[cfg(test)]
 pub(crate) use self::run::choose;

@@ -280,7 +280,6 @@ impl Trial for OnPipeline<'_> {
                 Some("not a fault of this transport, or one of the fakes alone")
             }
             _ if ["devices.same-gpu", "devices.hidden"].contains(&self.entry.id)
-                && !ground.has_nccl()
                 && shared_gpus(self.pipeline.world_size().get()).is_some() =>
             {
                 Some("the ranks share a GPU that is named for each of them")

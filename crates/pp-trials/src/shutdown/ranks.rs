@@ -2,7 +2,6 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Pipeline, Rank};
@@ -13,7 +12,7 @@ use rustix::process::Signal;
 
 use super::launch::{AT_GATE, GATE, over_tcp, prepare};
 use super::scene::{Picture, Scene, Sign};
-use crate::trial::{Ground, join, left_of, new_job, run_in};
+use crate::trial::{Ground, join, left_of, new_job, program_of, run_in};
 
 /// Time for a state to be reached: programs are loaded, GPUs found and connected.
 pub(super) const REACHED_WITHIN: Duration = Duration::from_secs(60);
@@ -49,14 +48,11 @@ impl Ranks {
     ) -> Result<Self, String> {
         let job = new_job(pipeline);
         let broken = |what: &str, error: std::io::Error| format!("cannot {what}: {error}");
-        let program = std::env::current_exe().map_err(|e| broken("find this program", e))?;
         let mut processes = Vec::new();
         let count = pipeline.world_size().get() as usize;
         for rank in 0..if is_supervised { 1 } else { count } {
-            let mut command = match net {
-                Some(net) => net.command(rank, program.as_os_str()),
-                None => Command::new(&program),
-            };
+            let program = program_of(Rank::new(rank as u32), net, ground, pipeline);
+            let mut command = program.map_err(|e| broken("find this program", e))?;
             run_in(folder, ground, pipeline, &mut command)
                 .map_err(|e| broken("make a folder", e))?;
             prepare(&mut command, scene, ground, folder);

@@ -7,6 +7,7 @@ use pp_contract::{DeviceName, FaultKind, Pipeline, Rank, with_source};
 use pp_device::Device;
 use pp_job::Error;
 use pp_job::command_line::SUPERVISOR;
+use pp_testing::net::{Net, on_named_host};
 use pp_testing::process::with_variable;
 use pp_transport::launch::LocalJob;
 use pp_transport::nccl::Nccl;
@@ -32,7 +33,7 @@ pub(crate) enum Transport {
     Host,
     /// GPU memory by copy engine, or fakes; the ranks share the GPUs that there are.
     P2p,
-    /// GPU memory over NCCL: a GPU for each rank, or fakes.
+    /// GPU memory over NCCL, or fakes; the ranks share the GPUs that there are.
     Nccl,
 }
 
@@ -83,19 +84,20 @@ impl Ground {
         matches!(self, Self::Fakes | Self::Gpus)
     }
 
-    /// The fewest GPUs for the ranks of this pipeline. Without a group the copy engine needs no more than one.
-    pub(crate) fn fewest_gpus(self, pipeline: &Pipeline) -> u32 {
+    /// The fewest GPUs for the ranks of this pipeline. A group needs one for each rank. So does NCCL for ranks of one host, as those
+    /// are that a supervisor starts.
+    pub(crate) fn fewest_gpus(self, pipeline: &Pipeline, is_supervised: bool) -> u32 {
         let has_group = pipeline.stages().iter().any(|stage| stage.ranks.len() > 1);
         match self {
             Self::Host => 0,
-            Self::P2pFakes | Self::P2pGpus if !has_group => 1,
+            _ if !has_group && !(is_supervised && self.has_nccl()) => 1,
             _ => pipeline.world_size().get(),
         }
     }
 
     /// Says whether this machine has them.
-    pub(crate) fn has_gpus(self, pipeline: &Pipeline) -> bool {
-        let fewest = self.fewest_gpus(pipeline);
+    pub(crate) fn has_gpus(self, pipeline: &Pipeline, is_supervised: bool) -> bool {
+        let fewest = self.fewest_gpus(pipeline, is_supervised);
         fewest == 0 || Device::count().is_ok_and(|count| count >= fewest)
     }
 
@@ -167,7 +169,7 @@ pub(crate) fn run_in(
         Ground::P2pFakes | Ground::P2pGpus => ["--transport", "p2p", "--kernels", "ptx"],
         Ground::Fakes | Ground::Gpus => ["--transport", "nccl", "--kernels", "ptx"],
     });
-    if !ground.is_host() && !ground.has_nccl() {
+    if !ground.is_host() {
         command.args(shared_gpus(pipeline.world_size().get()));
     }
     Ok(())
@@ -190,6 +192,26 @@ pub(crate) fn run_of(
     command.args(["run", "--threads", "1", "--pipeline"]);
     command.arg(pipeline.to_string());
     Ok(())
+}
+
+/// The program of a rank, which is this one. Over NCCL, ranks that share a GPU are on hosts of their own, which it connects by
+/// sockets.
+pub(crate) fn program_of(
+    rank: Rank,
+    net: Option<&Net>,
+    ground: Ground,
+    pipeline: &Pipeline,
+) -> std::io::Result<Command> {
+    let program = std::env::current_exe()?;
+    let host = rank.get() as usize;
+    let ranks = pipeline.world_size().get();
+    Ok(match net {
+        Some(net) => net.command(host, program.as_os_str()),
+        None if ground.has_nccl() && shared_gpus(ranks).is_some() => {
+            on_named_host(host, program.as_os_str())
+        }
+        None => Command::new(program),
+    })
 }
 
 /// Makes it a rank of the job; it dies with this process.

@@ -59,6 +59,34 @@ fn every_cell_ends_as_it_should_over_nccl() {
     assert_all_behave(&mut command, 127, &[reason]);
 }
 
+/// NCCL refuses two ranks of one host on one GPU, so that each has a host of its own here. Those of a supervisor have not.
+#[test]
+fn ranks_on_hosts_of_their_own_share_a_gpu_over_nccl() {
+    let can = Command::new("unshare").args(["--uts", "true"]).status();
+    if !can.is_ok_and(|ended| ended.success()) {
+        assert!(std::env::var_os("PP_TESTS_MUST_RUN").is_none());
+        return;
+    }
+    let folder = folder("shutdown_nccl_shared");
+    let mut command = matrix(&["--transport", "nccl", "--json", "--only"]);
+    command.args([
+        "stage/send/killed/go-on",
+        "rank-1/working/killed",
+        "d-source/queued/killed/go-on",
+    ]);
+    Fakes::newest().give_to(&mut command);
+    command.env("PP_FAKE_NCCL_DIR", folder.file(""));
+    command.env("PP_FAKE_DEVICES", "1");
+    let report = run(&mut command, None).succeeded();
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    let not_run = |at: usize| report["trials"][at]["not_run"].as_str().map(str::to_owned);
+    assert_eq!((not_run(0), not_run(2)), (None, None), "{report}");
+    assert_has(
+        &not_run(1).unwrap(),
+        &["on one host, where NCCL wants a GPU for each"],
+    );
+}
+
 /// The judge sees what is wrong: here a job that goes on as if nothing had been, because nothing was.
 #[test]
 fn a_state_that_is_not_reached_is_no_success() {
