@@ -89,7 +89,7 @@ pub(crate) fn shutdown(args: &TrialArgs, env: &Env) -> Result<(), Error> {
         |cell, folder: &_, told: &mut Told| match play(cell, &two, ground, folder, &no_networks) {
             Ok(played) => {
                 told.wrong = judge::wrong(cell, ground, &played);
-                told.times = judge::times(cell, ground, heartbeat, played.times);
+                told.times = judge::times(cell, ground, heartbeat, &played);
                 let whose = ["we", "the peer"].iter().zip(&played.ended);
                 told.ended = whose.map(|(who, ended)| format!("{who} {ended}")).collect();
             }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use pp_runtime::times::MISSED_HEARTBEATS;
 
 use super::cell::{Cell, Event, Ours, Side, Wish};
-use super::play::{Played, Seen};
+use super::play::Played;
 use super::scene::SHORT;
-use crate::trial::{ENDS_WITHIN, Ground, Time};
+use crate::trial::{ENDS_WITHIN, Ended, Ground, Time};
 
 /// A death is seen as soon as a socket says so.
 pub(super) const DEATH_WITHIN: Duration = Duration::from_millis(100);
@@ -120,7 +120,8 @@ pub(super) fn wrong(cell: Cell, ground: Ground, played: &Played) -> Vec<String> 
 }
 
 /// The times that were seen, with their bounds.
-pub(super) fn times(cell: Cell, ground: Ground, heartbeat: Duration, seen: Seen) -> Vec<Time> {
+pub(super) fn times(cell: Cell, ground: Ground, heartbeat: Duration, played: &Played) -> Vec<Time> {
+    let seen = played.times;
     let silence = heartbeat * MISSED_HEARTBEATS + LATE;
     let noticed = match cell.event {
         Event::Computing => None,
@@ -129,6 +130,16 @@ pub(super) fn times(cell: Cell, ground: Ground, heartbeat: Duration, seen: Seen)
     };
     // Where no rank noticed anything, an interrupt or the peer's good end came at the beginning.
     let mut from = seen.noticed.unwrap_or_default();
+    // An abort of which no rank speaks came once the drain was done.
+    let speaks = |ended: &Ended| ended.errors().next().is_some();
+    let is_drained = match cell.wish {
+        Wish::GoOn => false,
+        Wish::Drain => true,
+        Wish::Abort => !played.ended.is_empty() && !played.ended.iter().any(speaks),
+    };
+    if is_drained && cell.wish == Wish::Abort {
+        from = Duration::ZERO;
+    }
     let mut within = ENDS_WITHIN;
     let waits_for_the_answer = cell.event == Event::Stopped
         && (cell.side, cell.ours, cell.wish) == (Side::Source, Ours::Idle, Wish::Drain);
@@ -136,8 +147,8 @@ pub(super) fn times(cell: Cell, ground: Ground, heartbeat: Duration, seen: Seen)
         // Each side finds out for itself; a source that has every result waits for the answer to its shutdown.
         from = from.max(silence);
     }
-    let in_order = match (ground, cell.wish) {
-        (Ground::Gpus, Wish::Drain) => DESTROY,
+    let in_order = match ground {
+        Ground::Gpus if is_drained => DESTROY,
         _ => Duration::ZERO,
     };
     if from.is_zero() && matches!(cell.event, Event::Computing | Event::Left) {
@@ -159,8 +170,8 @@ pub(super) fn times(cell: Cell, ground: Ground, heartbeat: Duration, seen: Seen)
 
 #[cfg(test)]
 mod tests {
+    use super::super::play::Seen;
     use super::*;
-    use crate::trial::Ended;
 
     fn cell(event: Event, ours: Ours, wish: Wish) -> Cell {
         Cell {
@@ -172,13 +183,22 @@ mod tests {
         }
     }
 
-    /// What is told of a cell whose ranks were gone after so many milliseconds.
-    fn all_gone(cell: Cell, ground: Ground, ms: u64) -> String {
-        let seen = Seen {
+    /// What is told of a cell whose ranks were gone after so many milliseconds, and of which one said this.
+    fn all_gone(cell: Cell, ground: Ground, ms: u64, said: &str) -> String {
+        let times = Seen {
             all_gone: Some(Duration::from_millis(ms)),
             ..Seen::default()
         };
-        times(cell, ground, Duration::from_millis(250), seen)[0].to_string()
+        let ended = Ended {
+            lines: vec![said.into()],
+            ..Ended::default()
+        };
+        let played = Played {
+            ended: vec![Ended::default(), ended],
+            times,
+            ..Played::default()
+        };
+        super::times(cell, ground, Duration::from_millis(250), &played)[0].to_string()
     }
 
     #[test]
@@ -202,22 +222,28 @@ mod tests {
 
     #[test]
     fn only_a_drain_on_gpus_has_the_time_that_nccl_takes_to_end() {
-        let late = |event, wish, ground| {
+        let late = |event, wish, ground, said| {
             let cell = cell(event, Ours::Send, wish);
-            usize::from(all_gone(cell, ground, 1800).ends_with("LATE"))
+            usize::from(all_gone(cell, ground, 1800, said).ends_with("LATE"))
         };
-        assert_eq!(late(Event::Computing, Wish::Drain, Ground::Gpus), 0);
-        assert_eq!(late(Event::Computing, Wish::Drain, Ground::Fakes), 1);
-        assert_eq!(late(Event::Computing, Wish::Abort, Ground::Gpus), 1);
-        assert_eq!(late(Event::Killed, Wish::Drain, Ground::Gpus), 1);
-        assert_eq!(late(Event::Stopped, Wish::Drain, Ground::Gpus), 1);
+        assert_eq!(late(Event::Computing, Wish::Drain, Ground::Gpus, ""), 0);
+        assert_eq!(late(Event::Computing, Wish::Drain, Ground::Fakes, ""), 1);
+        // The second interrupt came once the drain was done, or it ended the job.
+        assert_eq!(late(Event::Computing, Wish::Abort, Ground::Gpus, ""), 0);
+        let aborted = "pp: error: interrupted";
+        assert_eq!(
+            late(Event::Computing, Wish::Abort, Ground::Gpus, aborted),
+            1
+        );
+        assert_eq!(late(Event::Killed, Wish::Drain, Ground::Gpus, ""), 1);
+        assert_eq!(late(Event::Stopped, Wish::Drain, Ground::Gpus, ""), 1);
     }
 
     #[test]
     fn a_source_that_has_every_result_waits_for_its_peer_until_that_is_missed() {
         let told = |ours| {
             let cell = cell(Event::Stopped, ours, Wish::Drain);
-            all_gone(cell, Ground::Gpus, 0)
+            all_gone(cell, Ground::Gpus, 0, "")
         };
         assert_eq!(told(Ours::Idle), "all gone 0 of 1775 ms");
         assert_eq!(told(Ours::SetUp), "all gone 0 of 1000 ms");
