@@ -5,7 +5,8 @@
 #
 # It lies in the directory that `cargo xtask bundle` makes, beside what it runs, and needs two GPUs, NCCL,
 # compute-sanitizer, bash and the usual small programs. On one GPU two ranks share it in the steps of the copy engine that check
-# bytes and ends: p2p-* as the machine is, and mps-* under an MPS that the script starts and ends, unless another one runs. What
+# bytes and ends: p2p-* as the machine is, and mps-* under an MPS that the script starts and ends, unless another one runs; and, on
+# hosts of their own, in fault-rules and fault-shutdown-* over NCCL. The cells in fault-shutdown-cut also need iproute2. What
 # needs two GPUs is skipped and named. The programs to compare with, in peers/, need python3 with torch,
 # and nvcc with cuBLAS; what is not found is skipped. PEERS=DIR adds every *.cu (built with NCCL) and *.py (two ranks, started by
 # torch.distributed.run) of a directory. --memory names a file system in memory with 17 GB free (/dev/shm unless told): one
@@ -377,11 +378,15 @@ once() {
 
 # What happens when something breaks. The steps look after themselves, so each has a bound of its own beside this one.
 faults() {
-    # Every fault that can be made, in a real job, and what its ranks do.
-    gpu_step 2 fault-rules held 240 "$trials" faults "${nccl[@]}" --json
+    # Every fault that can be made, in a real job, and what its ranks do. Ranks that share a GPU are on hosts of their own.
+    gpu_step 1 fault-rules held 240 "$trials" faults "${nccl[@]}" --json
     # Every state of ours against everything that may become of the peer.
     # One job at a time: its bounds assume that nothing else runs, and jobs that end NCCL hold each other up.
-    gpu_step 2 fault-shutdown held 500 "$trials" shutdown --transport nccl --json
+    local cells
+    for cells in /killed /left /stopped /cut "/computing /interrupted"; do
+        read -ra cells <<<"$cells"
+        gpu_step 1 "fault-shutdown-${cells#/}" held 250 "$trials" shutdown --transport nccl --json --only "${cells[@]}"
+    done
     # Rank 1 dies three times, and the output is the undisturbed one.
     gpu_step 2 fault-restart held 90 bash -c '"$0" run --transport nccl --kernels ptx --input "$1" --output calm.y4m &&
         PP_FAULT=kill@1:chunk=2:times=3 "$0" run --transport nccl --kernels ptx --input "$1" --restarts 5 --output again.y4m --report report.json &&

@@ -412,7 +412,7 @@ fn on_one_gpu_two_ranks_share_it_and_what_needs_two_is_skipped_by_name() {
     let bundle = Bundle::new("one");
     bundle.program("path/nvidia-smi", "printf '0\\n'");
     bundle.program("bin/pp-trials", "echo \"$*\"");
-    let only = "^(device|race|p2p-words|p2p-placements)$";
+    let only = "^(device|race|p2p-words|p2p-placements|fault-shutdown-computing)$";
     let (output, report) = bundle.run(&["--only", only]);
     assert_eq!(output.status.code(), Some(0), "{report}");
     let race = step(&report, "race");
@@ -421,6 +421,8 @@ fn on_one_gpu_two_ranks_share_it_and_what_needs_two_is_skipped_by_name() {
     let words = step(&report, "p2p-words")["text"].as_str().unwrap();
     assert!(words.contains("words --transport p2p --devices cuda:0,cuda:0"));
     assert_eq!(step(&report, "p2p-placements")["status"], "passed");
+    let cells = step(&report, "fault-shutdown-computing")["text"].as_str();
+    assert!(cells.unwrap().contains("--only /computing /interrupted"));
 }
 
 #[test]
@@ -523,7 +525,7 @@ fn a_fault_that_is_felt_fails_the_whole_and_one_without_time_does_not() {
         "bin/pp-trials",
         r#"case "$*" in
 *--restarts*) [[ $PP_FAULT == kill@1:* ]] && echo other >again.y4m ;;
-shutdown*--json) echo '{"what":"cells"}' ;;
+shutdown*--json*) echo '{"what":"cells"}' ;;
 faults*--json) echo '{"what":"faults"}' ;;
 *) : >calm.y4m ;;
 esac"#,
@@ -531,7 +533,7 @@ esac"#,
     let (output, report) = bundle.run(&["--only", "^fault-"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(report["failed"], serde_json::json!(["fault-restart"]));
-    for (name, what) in [("fault-shutdown", "cells"), ("fault-rules", "faults")] {
+    for (name, what) in [("fault-shutdown-cut", "cells"), ("fault-rules", "faults")] {
         assert_eq!(step(&report, name)["results"][0]["what"], what);
     }
     assert_eq!(step(&report, "fault-revoke")["status"], "skipped");
