@@ -23,10 +23,8 @@ struct pipe {
 struct shared {
     uint32_t joined;
     uint32_t bell[MAX_RANKS];
-    struct place {
-        uint8_t uuid[16];
-        char host[sizeof((struct utsname *)0)->nodename];
-    } place[MAX_RANKS];
+    uint8_t uuid[MAX_RANKS][16];
+    struct utsname host[MAX_RANKS];
     struct pipe pipe[MAX_RANKS][MAX_RANKS];
 };
 struct wire {
@@ -92,10 +90,8 @@ void wire_close(struct wire *w) {
 }
 
 int wire_join(struct wire *w, int rank, const uint8_t uuid[16], const volatile bool *stop) {
-    struct utsname host;
-    uname(&host);
-    memcpy(w->shared->place[rank].uuid, uuid, 16);
-    memcpy(w->shared->place[rank].host, host.nodename, sizeof host.nodename);
+    memcpy(w->shared->uuid[rank], uuid, 16);
+    uname(&w->shared->host[rank]);
     uint32_t bit = 1u << rank;
     if (__atomic_fetch_or(&w->shared->joined, bit, __ATOMIC_ACQ_REL) & bit) {
         comm_error("rank %d has joined already", rank);
@@ -109,7 +105,8 @@ int wire_join(struct wire *w, int rank, const uint8_t uuid[16], const volatile b
         wire_wait(w, rank, seen);
     }
     for (int r = 0; r < w->ranks; r++)
-        if (r != rank && memcmp(&w->shared->place[r], &w->shared->place[rank], sizeof(struct place)) == 0) {
+        if (r != rank && memcmp(w->shared->uuid[r], uuid, 16) == 0 &&
+            strcmp(w->shared->host[r].nodename, w->shared->host[rank].nodename) == 0) {
             comm_error("Duplicate GPU detected : rank %d and rank %d both on one CUDA device", rank, r);
             return NCCL_USAGE;
         }

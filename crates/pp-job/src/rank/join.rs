@@ -279,8 +279,9 @@ impl JoinedRank {
     }
 }
 
-/// Refuses a device that two ranks of one host share whom NCCL would connect: it takes one for each of them. Ranks whose hosts
-/// have different names, such as containers, are not of one host to NCCL. All hellos are there, in order of the ranks.
+/// Refuses a device that two ranks share whom NCCL would connect: it takes one for each rank of a host. It tells hosts apart by their
+/// names, unless NCCL_HOSTID is set, so an edge may join two ranks on one device in containers with different names. The ranks of
+/// a group may never share one. All hellos are there, in order of the ranks.
 fn check_shared(pipeline: &Pipeline, hellos: &[Hello]) -> Result<(), Fault> {
     let parts = |rank: Rank| hellos[rank.get() as usize].parts();
     let is_nccl = |hello: &Hello| hello.parts().device_settings.get("transport") == Some("nccl");
@@ -292,10 +293,10 @@ fn check_shared(pipeline: &Pipeline, hellos: &[Hello]) -> Result<(), Fault> {
     });
     let edges = pipeline.edges().filter(|_| is_nccl);
     let edges = edges.map(|edge| (edge.source, edge.target));
+    let edges = edges.filter(|(one, other)| parts(*one).host == parts(*other).host);
     for (one, other) in members.chain(edges).filter(|(one, other)| one != other) {
-        let (first, second) = (parts(one), parts(other));
-        let is_same = first.device == second.device && first.host == second.host;
-        let Some(shared) = first.device.as_ref().filter(|_| is_same) else {
+        let (first, second) = (&parts(one).device, &parts(other).device);
+        let Some(shared) = first.as_ref().filter(|_| first == second) else {
             continue;
         };
         let what = format!(
@@ -350,6 +351,35 @@ fn settings(given: &[(String, String)]) -> Result<Settings, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_edge_over_nccl_joins_two_host_names_on_one_gpu_and_a_group_does_not() {
+        let is_refused = |pipeline: &str, hosts: [&str; 2]| {
+            let hello = |(rank, host): (u32, &str)| {
+                let parts = HelloParts {
+                    job: 7,
+                    rank: Rank::new(rank),
+                    world_size: WorldSize::new(2).unwrap(),
+                    plan_name: Text::truncated("plan"),
+                    plan_version: 1,
+                    settings: Settings::new(),
+                    device_settings: settings(&[("transport".into(), "nccl".into())]).unwrap(),
+                    chunks: None,
+                    host: Text::truncated(host),
+                    device: Some(Text::truncated("GPU-1")),
+                    device_given: None,
+                    device_named: true,
+                };
+                Hello::new(parts).unwrap()
+            };
+            let hellos: Vec<_> = (0..).zip(hosts).map(hello).collect();
+            check_shared(&pipeline.parse().unwrap(), &hellos).is_err()
+        };
+        let (edge, group) = ("a@0 -> b@1", "a@0 -> b@0+1 -> c@0");
+        assert!(is_refused(edge, ["one", "one"]));
+        assert!(!is_refused(edge, ["one", "two"]));
+        assert!(is_refused(group, ["one", "two"]));
+    }
 
     #[test]
     fn a_rank_that_chose_by_itself_says_why_when_another_chose_otherwise() {
