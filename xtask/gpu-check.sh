@@ -384,6 +384,7 @@ faults() {
     # One job at a time: its bounds assume that nothing else runs, and jobs that end NCCL hold each other up.
     local cells
     for cells in /killed /left /stopped /cut "/computing /interrupted"; do
+        [[ $cells != /cut ]] || has "$(program ip)" fault-shutdown-cut held "needs ip, of iproute2" || continue
         read -ra cells <<<"$cells"
         gpu_step 1 "fault-shutdown-${cells#/}" held 250 "$trials" shutdown --transport nccl --json --only "${cells[@]}"
     done

@@ -6,6 +6,7 @@
 use std::ffi::OsStr;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// What the cable's ends are called in their namespaces.
@@ -65,8 +66,8 @@ impl Net {
         Ok(net)
     }
 
-    /// A program on a host, under the process id that it is started with. Hosts have names of their own, where these can
-    /// be had: NCCL takes ranks with the same one for neighbours, and goes around the network.
+    /// A program on a host, under the process id that it is started with. Each host has a name of its own: NCCL takes ranks
+    /// with the same one for neighbours, and goes around the network.
     pub fn command(&self, host: usize, program: &OsStr) -> Command {
         with_name(self.inside(host, "unshare"), host, program)
     }
@@ -113,20 +114,42 @@ impl Drop for Net {
     }
 }
 
+/// Says whether a host can have more than one name here.
+pub fn can_name_hosts() -> bool {
+    unshare_names().is_some()
+}
+
 /// A program for which this host has another name: NCCL refuses two ranks on one GPU only if their hosts have the same. It has
-/// the process id that it is started with.
+/// the process id that it is started with. Where hosts cannot be named it does not start.
 pub fn on_named_host(number: usize, program: &OsStr) -> Command {
     let mut unshare = Command::new("unshare");
-    if !rustix::process::geteuid().is_root() {
-        unshare.args(["--user", "--map-root-user"]);
-    }
+    unshare.args(unshare_names().unwrap_or_default());
     with_name(unshare, number, program)
 }
 
+/// What `unshare` is to be told before a process can name its host; `None` if nothing helps.
+fn unshare_names() -> Option<&'static [&'static str]> {
+    static FOUND: OnceLock<Option<&[&str]>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let ways: [&[&str]; 2] = [&[], &["--user", "--map-root-user"]];
+        ways.into_iter().find(|way| {
+            let mut unshare = Command::new("unshare");
+            unshare.args(*way).args(["--uts", "hostname", "pp-host"]);
+            let ended = unshare.stderr(Stdio::null()).status();
+            ended.is_ok_and(|ended| ended.success())
+        })
+    })
+}
+
+/// The program starts only if its host got its name.
 fn with_name(mut unshare: Command, host: usize, program: &OsStr) -> Command {
     unshare
-        .args(["--uts", "sh", "-c"])
-        .arg("{ echo \"pp-host-$0\" >/proc/sys/kernel/hostname; } 2>/dev/null; exec \"$@\"")
+        .args([
+            "--uts",
+            "sh",
+            "-c",
+            "hostname \"pp-host-$0\" && exec \"$@\"",
+        ])
         .arg(host.to_string())
         .arg(program);
     unshare

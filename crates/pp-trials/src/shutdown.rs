@@ -61,7 +61,9 @@ impl Trial for Any {
                 Some("the ranks share memory on one host: there is no network between them")
             }
             Self::Two(cell)
-                if cell.supervised && !ground.has_gpus(&pipeline(TWO), cell.supervised) =>
+                if cell.supervised
+                    && ground.has_nccl()
+                    && !ground.has_gpus(&pipeline(TWO), cell.supervised) =>
             {
                 Some("a supervisor's ranks are on one host, where NCCL wants a GPU for each")
             }

@@ -533,7 +533,7 @@ esac"#,
     let (output, report) = bundle.run(&["--only", "^fault-"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(report["failed"], serde_json::json!(["fault-restart"]));
-    for (name, what) in [("fault-shutdown-cut", "cells"), ("fault-rules", "faults")] {
+    for (name, what) in [("fault-shutdown-left", "cells"), ("fault-rules", "faults")] {
         assert_eq!(step(&report, name)["results"][0]["what"], what);
     }
     assert_eq!(step(&report, "fault-revoke")["status"], "skipped");

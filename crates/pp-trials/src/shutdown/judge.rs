@@ -130,16 +130,6 @@ pub(super) fn times(cell: Cell, ground: Ground, heartbeat: Duration, played: &Pl
     };
     // Where no rank noticed anything, an interrupt or the peer's good end came at the beginning.
     let mut from = seen.noticed.unwrap_or_default();
-    // An abort of which no rank speaks came once the drain was done.
-    let speaks = |ended: &Ended| ended.errors().next().is_some();
-    let is_drained = match cell.wish {
-        Wish::GoOn => false,
-        Wish::Drain => true,
-        Wish::Abort => !played.ended.is_empty() && !played.ended.iter().any(speaks),
-    };
-    if is_drained && cell.wish == Wish::Abort {
-        from = Duration::ZERO;
-    }
     let mut within = ENDS_WITHIN;
     let waits_for_the_answer = cell.event == Event::Stopped
         && (cell.side, cell.ours, cell.wish) == (Side::Source, Ours::Idle, Wish::Drain);
@@ -147,12 +137,24 @@ pub(super) fn times(cell: Cell, ground: Ground, heartbeat: Duration, played: &Pl
         // Each side finds out for itself; a source that has every result waits for the answer to its shutdown.
         from = from.max(silence);
     }
+    // An abort of which no rank speaks came once the work was drained: the ranks end in good order.
+    let speaks = |ended: &Ended| ended.errors().next().is_some();
+    let is_drained = match cell.wish {
+        Wish::GoOn => false,
+        Wish::Drain => true,
+        Wish::Abort => !played.ended.iter().any(speaks),
+    };
     let in_order = match ground {
         Ground::Gpus if is_drained => DESTROY,
         _ => Duration::ZERO,
     };
-    if from.is_zero() && matches!(cell.event, Event::Computing | Event::Left) {
-        within += SHORT + in_order;
+    if matches!(cell.event, Event::Computing | Event::Left) {
+        if from.is_zero() {
+            within += SHORT;
+        }
+        if from.is_zero() || cell.wish == Wish::Abort {
+            within += in_order;
+        }
     }
     let all = [
         ("noticed", seen.noticed, noticed),
@@ -228,13 +230,14 @@ mod tests {
         };
         assert_eq!(late(Event::Computing, Wish::Drain, Ground::Gpus, ""), 0);
         assert_eq!(late(Event::Computing, Wish::Drain, Ground::Fakes, ""), 1);
-        // The second interrupt came once the drain was done, or it ended the job.
+        // The second interrupt came once the work was drained, or it ended the job.
         assert_eq!(late(Event::Computing, Wish::Abort, Ground::Gpus, ""), 0);
         let aborted = "pp: error: interrupted";
         assert_eq!(
             late(Event::Computing, Wish::Abort, Ground::Gpus, aborted),
             1
         );
+        assert_eq!(late(Event::Stopped, Wish::Abort, Ground::Gpus, ""), 1);
         assert_eq!(late(Event::Killed, Wish::Drain, Ground::Gpus, ""), 1);
         assert_eq!(late(Event::Stopped, Wish::Drain, Ground::Gpus, ""), 1);
     }

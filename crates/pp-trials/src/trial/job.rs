@@ -7,7 +7,7 @@ use pp_contract::{DeviceName, FaultKind, Pipeline, Rank, with_source};
 use pp_device::Device;
 use pp_job::Error;
 use pp_job::command_line::SUPERVISOR;
-use pp_testing::net::{Net, on_named_host};
+use pp_testing::net::{Net, can_name_hosts, on_named_host};
 use pp_testing::process::with_variable;
 use pp_transport::launch::LocalJob;
 use pp_transport::nccl::Nccl;
@@ -84,13 +84,14 @@ impl Ground {
         matches!(self, Self::Fakes | Self::Gpus)
     }
 
-    /// The fewest GPUs for the ranks of this pipeline. A group needs one for each rank. So does NCCL for ranks of one host, as those
-    /// are that a supervisor starts.
+    /// The fewest GPUs for the ranks of this pipeline. A group needs one for each rank. So does NCCL for ranks whose hosts have one
+    /// name, as those have that a supervisor starts.
     pub(crate) fn fewest_gpus(self, pipeline: &Pipeline, is_supervised: bool) -> u32 {
         let has_group = pipeline.stages().iter().any(|stage| stage.ranks.len() > 1);
+        let is_one_host = self.has_nccl() && (is_supervised || !can_name_hosts());
         match self {
             Self::Host => 0,
-            _ if !has_group && !(is_supervised && self.has_nccl()) => 1,
+            _ if !(has_group || is_one_host) => 1,
             _ => pipeline.world_size().get(),
         }
     }
@@ -194,8 +195,8 @@ pub(crate) fn run_of(
     Ok(())
 }
 
-/// The program of a rank, which is this one. Over NCCL, ranks that share a GPU are on hosts of their own, which it connects by
-/// sockets.
+/// The program of a rank, which is this one. Over NCCL each rank that shares a GPU has a name for its host, and NCCL connects them by
+/// its network.
 pub(crate) fn program_of(
     rank: Rank,
     net: Option<&Net>,

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pp_fakes::Fakes;
+use pp_testing::net::can_name_hosts;
 use pp_testing::process::{children, finish, is_alive, run, signal, spawn};
 use rustix::process::Signal;
 
@@ -59,32 +60,51 @@ fn every_cell_ends_as_it_should_over_nccl() {
     assert_all_behave(&mut command, 127, &[reason]);
 }
 
-/// NCCL refuses two ranks of one host on one GPU, so that each has a host of its own here. Those of a supervisor have not.
+/// NCCL refuses two ranks of one host on one GPU, so each has a host of its own here. Those of a supervisor have not.
 #[test]
 fn ranks_on_hosts_of_their_own_share_a_gpu_over_nccl() {
-    let can = Command::new("unshare").args(["--uts", "true"]).status();
-    if !can.is_ok_and(|ended| ended.success()) {
-        assert!(std::env::var_os("PP_TESTS_MUST_RUN").is_none());
+    if !can_name_hosts() {
+        assert!(
+            std::env::var_os("PP_TESTS_MUST_RUN").is_none(),
+            "no host can be named"
+        );
         return;
     }
     let folder = folder("shutdown_nccl_shared");
-    let mut command = matrix(&["--transport", "nccl", "--json", "--only"]);
-    command.args([
+    let cells = [
+        "--only",
         "stage/send/killed/go-on",
         "rank-1/working/killed",
         "d-source/queued/killed/go-on",
-    ]);
-    Fakes::newest().give_to(&mut command);
-    command.env("PP_FAKE_NCCL_DIR", folder.file(""));
-    command.env("PP_FAKE_DEVICES", "1");
-    let report = run(&mut command, None).succeeded();
-    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
-    let not_run = |at: usize| report["trials"][at]["not_run"].as_str().map(str::to_owned);
-    assert_eq!((not_run(0), not_run(2)), (None, None), "{report}");
-    assert_has(
-        &not_run(1).unwrap(),
-        &["on one host, where NCCL wants a GPU for each"],
-    );
+    ];
+    let faults = ["faults", "--only", "OM-13.kill-source", "devices.same-gpu"];
+    for (mut command, not_run) in [
+        (
+            matrix(&cells),
+            "on one host, where NCCL wants a GPU for each",
+        ),
+        (pp(&faults), "share a GPU"),
+    ] {
+        Fakes::newest().give_to(&mut command);
+        command
+            .env("PP_FAKE_NCCL_DIR", folder.file(""))
+            .env("PP_FAKE_DEVICES", "1");
+        let report = run(command.args(["--transport", "nccl", "--json"]), None);
+        let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+        let trials = report["trials"].as_array().unwrap();
+        assert!(
+            trials
+                .iter()
+                .all(|trial| trial["wrong"] == serde_json::json!([])),
+            "{report}"
+        );
+        let left_out: Vec<_> = trials
+            .iter()
+            .filter_map(|trial| trial["not_run"].as_str())
+            .collect();
+        assert_eq!(left_out.len(), 1, "{report}");
+        assert_has(left_out[0], &[not_run]);
+    }
 }
 
 /// The judge sees what is wrong: here a job that goes on as if nothing had been, because nothing was.
