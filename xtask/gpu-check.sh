@@ -5,8 +5,8 @@
 #
 # It lies in the directory that `cargo xtask bundle` makes, beside what it runs, and needs two GPUs, NCCL,
 # compute-sanitizer, bash and the usual small programs. On one GPU two ranks share it in the steps of the copy engine that check
-# bytes and ends: p2p-* as the machine is, and mps-* under an MPS that the script starts and ends, unless another one runs; and, on
-# hosts of their own, in fault-rules and fault-shutdown-* over NCCL. The cells in fault-shutdown-cut also need iproute2. What
+# bytes and ends: p2p-* as the machine is, and mps-* under an MPS that the script starts and ends, unless another one runs.
+# fault-rules and fault-shutdown-* run over NCCL there, too, with a host name for each rank. fault-shutdown-cut needs iproute2. What
 # needs two GPUs is skipped and named. The programs to compare with, in peers/, need python3 with torch,
 # and nvcc with cuBLAS; what is not found is skipped. PEERS=DIR adds every *.cu (built with NCCL) and *.py (two ranks, started by
 # torch.distributed.run) of a directory. --memory names a file system in memory with 17 GB free (/dev/shm unless told): one
@@ -378,7 +378,7 @@ once() {
 
 # What happens when something breaks. The steps look after themselves, so each has a bound of its own beside this one.
 faults() {
-    # Every fault that can be made, in a real job, and what its ranks do. Ranks that share a GPU are on hosts of their own.
+    # Every fault that can be made, in a real job, and what its ranks do. Each rank that shares a GPU has a host name of its own.
     gpu_step 1 fault-rules held 240 "$trials" faults "${nccl[@]}" --json
     # Every state of ours against everything that may become of the peer.
     # One job at a time: its bounds assume that nothing else runs, and jobs that end NCCL hold each other up.

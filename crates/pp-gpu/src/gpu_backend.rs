@@ -109,7 +109,7 @@ impl GpuBackend {
         match made {
             Err(why) if is_shared => {
                 let text = format!(
-                    "{why}; the ranks share a GPU, and NCCL wants one for each rank of a host; give each a GPU of its own"
+                    "{why}; the ranks share a GPU, and NCCL wants one for each rank; give each a GPU of its own"
                 );
                 Err(Fault::new(FaultKind::Device, peer.own_rank(), WHAT, text))
             }

@@ -279,9 +279,9 @@ impl JoinedRank {
     }
 }
 
-/// Refuses a device that two ranks share whom NCCL would connect: it takes one for each rank of a host. It tells hosts apart by their
-/// names, unless NCCL_HOSTID is set, so an edge may join two ranks on one device in containers with different names. The ranks of
-/// a group may never share one. All hellos are there, in order of the ranks.
+/// Refuses two ranks on one device if NCCL would connect them. NCCL itself refuses such ranks only if their hosts have the same
+/// name, or NCCL_HOSTID. So an edge between two host names is let through; the ranks of a group are always refused. All hellos
+/// are there, in order of the ranks.
 fn check_shared(pipeline: &Pipeline, hellos: &[Hello]) -> Result<(), Fault> {
     let parts = |rank: Rank| hellos[rank.get() as usize].parts();
     let is_nccl = |hello: &Hello| hello.parts().device_settings.get("transport") == Some("nccl");
@@ -300,8 +300,8 @@ fn check_shared(pipeline: &Pipeline, hellos: &[Hello]) -> Result<(), Fault> {
             continue;
         };
         let what = format!(
-            "ranks {one} and {other} are both on {shared}, and NCCL, which connects them, takes one GPU for each rank of a host; \
-             give each a GPU of its own, or use --transport p2p and no groups"
+            "ranks {one} and {other} are both on {shared}, and NCCL, which connects them, takes one GPU for each rank; give each \
+             a GPU of its own, or use --transport p2p and no groups"
         );
         return Err(Fault::new(
             FaultKind::HandshakeMismatch,

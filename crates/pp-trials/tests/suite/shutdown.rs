@@ -60,9 +60,9 @@ fn every_cell_ends_as_it_should_over_nccl() {
     assert_all_behave(&mut command, 127, &[reason]);
 }
 
-/// NCCL refuses two ranks of one host on one GPU, so each has a host of its own here. Those of a supervisor have not.
+/// NCCL refuses two ranks of one host on one GPU, so each has a host name of its own here. Those of a supervisor have not.
 #[test]
-fn ranks_on_hosts_of_their_own_share_a_gpu_over_nccl() {
+fn ranks_with_host_names_of_their_own_share_a_gpu_over_nccl() {
     if !can_name_hosts() {
         assert!(
             std::env::var_os("PP_TESTS_MUST_RUN").is_none(),
