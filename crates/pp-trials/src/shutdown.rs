@@ -67,6 +67,9 @@ impl Trial for Any {
             {
                 Some("a supervisor's ranks are on one host, where NCCL wants a GPU for each")
             }
+            Self::Chain(_) if !ground.has_gpus(&pipeline(CHAIN), false) => {
+                Some("there are no three GPUs for three ranks")
+            }
             _ => None,
         }
     }
